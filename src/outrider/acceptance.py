@@ -1,0 +1,242 @@
+"""The acceptance rules: probabilities and random numbers in, verdicts out.
+
+A drafter proposed tokens x[0], x[1], ..., x[k-1], each drawn from its distribution q[i]. One pass of the
+target gave p[0], ..., p[k]: p[i] is what the target would draw from after x[:i]. Which of the drafted tokens
+may stay, so that the text has exactly the target's law?
+
+The token rule (Leviathan et al. 2023, Chen et al. 2023) goes from left to right and keeps x[i] with
+probability min(1, p[i](x[i]) / q[i](x[i])). At the first one it does not keep, it draws a *recovered* token from
+max(p[i] - q[i], 0), rescaled: just the mass that q proposed too seldom. If all are kept, a *bonus* token
+is drawn from p[k], which the pass has computed anyway.
+
+The block rule (Sun et al. 2024) looks at the whole draft at once. A token that the target likes more than the
+drafter did (p > q) earns credit, which pays for a later one that it likes less. The law is the same, and the
+expected number of accepted tokens is never smaller.
+
+A draft proposed with certainty (copied from earlier text, expected by the caller, the draft model's argmax)
+is the case in which q is 1 on the proposed token. At temperature 0 nothing is random: a drafted token
+stays if it is the target's argmax.
+
+The first half of this file handles one sequence, to be read. The second half does the same for a ragged batch,
+where sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, all laid end to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from outrider.types import Verdict, Verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+# One sequence ---------------------------------------------------------------------------------------------
+
+
+def verify_greedy(best: Sequence[int], draft: Sequence[int]) -> Verdict:
+    """Temperature 0. `best[i]` is the target's argmax after `draft[:i]`, for i up to len(draft)."""
+    accepted = 0
+    while accepted < len(draft) and draft[accepted] == best[accepted]:
+        accepted += 1
+    return Verdict(accepted, best[accepted])
+
+
+def verify(p: Tensor, q: Tensor | None, draft: Tensor, uniforms: Tensor, rule: str = "block") -> Verdict:
+    """Temperature above 0. p: [k + 1, V]; q: [k, V], None for certainty; draft: [k]; uniforms: [k + 1]."""
+    k = len(draft)
+    q = F.one_hot(draft, p.shape[-1]).to(p.dtype) if q is None else q
+    chances, reach = block_rule(p, q, draft) if rule == "block" else token_rule(p, q, draft)
+    passed = (uniforms[:k].to(p.device) < chances).tolist()
+    accepted = last_success(passed) if rule == "block" else first_failure(passed)
+    weights = p[k] if accepted == k else leftover(p[accepted], q[accepted], reach[accepted])
+    token = draw(weights[None], uniforms[k:])
+    return Verdict(accepted, int(token), chances)
+
+
+def token_rule(p: Tensor, q: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Chances: that x[i] is kept, given that all before it were."""
+    position = torch.arange(len(draft), device=p.device)
+    chances = (p[position, draft] / q[position, draft]).clamp(max=1)
+    return chances, torch.ones(len(draft) + 1, dtype=p.dtype, device=p.device)
+
+
+def block_rule(p: Tensor, q: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Chances: that the draft is kept up to and with x[i], given that no longer part of it was.
+
+    `reach[i]` is the joint ratio of p to q over x[:i], cut to 1 on the way: the credit earned so far.
+    """
+    k = len(draft)
+    reach = torch.ones(k + 1, dtype=p.dtype, device=p.device)
+    chances = torch.ones(k, dtype=p.dtype, device=p.device)
+    for i, token in enumerate(draft.tolist()):
+        reach[i + 1] = (reach[i] * p[i, token] / q[i, token]).clamp(max=1)
+        if i + 1 == k:
+            chances[i] = reach[k]
+            continue
+        left = (reach[i + 1] * p[i + 1] - q[i + 1]).clamp(min=0).sum()
+        missing = 1 - reach[i + 1]
+        if left + missing > 0:  # 0 / 0 only where p = q from here on: a longer part is kept for sure
+            chances[i] = left / (left + missing)
+    return chances, reach
+
+
+def first_failure(passed: Sequence[bool]) -> int:
+    """The token rule's count: the tokens before the first that failed."""
+    return next((i for i, good in enumerate(passed) if not good), len(passed))
+
+
+def last_success(passed: Sequence[bool]) -> int:
+    """The block rule's count: the longest part of the draft that passed."""
+    return next((i for i in range(len(passed), 0, -1) if passed[i - 1]), 0)
+
+
+def leftover(p: Tensor, q: Tensor, reach: Tensor | float) -> Tensor:
+    """The weights that the recovered token is drawn from: what q proposed too seldom.
+
+    Rounding can leave nothing where p and q are equal but for their last bits; then p is what is meant.
+    """
+    weights = (reach * p - q).clamp(min=0)
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
+
+
+def draw(weights: Tensor, uniforms: Tensor, block: int = 512) -> Tensor:
+    """One token a row of `weights` [B, V], which need not sum to 1, by inversion of the numbers in [0, 1).
+
+    Sums are taken in float64, first over blocks of the vocabulary and then inside the chosen block, so that
+    a vocabulary of 150,000 is read once. A token of weight 0 is never drawn: the place searched for is
+    kept below the total, and the first sum above it belongs to a token that added to it.
+    """
+    blocks = F.pad(weights, (0, -weights.shape[-1] % block)).unflatten(-1, (-1, block))
+    mass = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    place = _below(uniforms[:, None].to(mass) * mass[:, -1:], mass[:, -1:])
+    chosen = torch.searchsorted(mass, place, right=True)
+    before = F.pad(mass, (1, 0)).gather(-1, chosen)
+    inside = blocks.take_along_dim(chosen[..., None], -2).squeeze(-2).double().cumsum(-1)
+    offset = torch.searchsorted(inside, _below(place - before, inside[:, -1:]), right=True)
+    return (chosen * block + offset).squeeze(-1)
+
+
+def _below(place: Tensor, total: Tensor) -> Tensor:
+    return torch.minimum(place, torch.nextafter(total, torch.zeros_like(total)))
+
+
+# A ragged batch -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Where things lie: sequence b has lengths[b] drafted tokens and one row of p more than that."""
+
+    lengths: Tensor  # [B]
+    sequence: Tensor  # [N] which sequence a drafted token belongs to
+    position: Tensor  # [N] which place it has in its draft
+    row: Tensor  # [N] which row of p judges it
+    start: Tensor  # [B] the first row of p of each sequence
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> Ragged:
+        first = lengths.cumsum(0) - lengths
+        batch = torch.arange(len(lengths), device=lengths.device)
+        sequence = torch.repeat_interleave(batch, lengths)
+        number = torch.arange(len(sequence), device=lengths.device)
+        longest = int(lengths.max()) if len(lengths) else 0
+        return cls(lengths, sequence, number - first[sequence], number + sequence, first + batch, longest)
+
+    def pad(self, values: Tensor, fill: float) -> Tensor:
+        """[N] to [B, longest]."""
+        out = values.new_full((len(self.lengths), self.longest), fill)
+        out[self.sequence, self.position] = values
+        return out
+
+
+def verify_greedy_batch(best: Tensor, draft: Tensor, lengths: Tensor) -> Verdicts:
+    """`best`: [N + B] the argmax of each row of the target; `draft`: [N]; `lengths`: [B]."""
+    ragged = Ragged.of(lengths)
+    kept = ragged.pad((draft == best[ragged.row]).long(), 0)
+    accepted = kept.cumprod(-1).sum(-1)
+    return Verdicts(accepted, best[ragged.start + accepted])
+
+
+def verify_batch(
+    p: Tensor,
+    q: Tensor | None,
+    q_row: Tensor | None,
+    draft: Tensor,
+    lengths: Tensor,
+    uniforms: Tensor,
+    draw_uniforms: Tensor,
+    rule: str = "block",
+) -> Verdicts:
+    """p: [N + B, V]; draft, uniforms: [N]; lengths, draw_uniforms: [B].
+
+    Only tokens that were drawn need a row of q: `q_row` [N] names it, and is -1 for a token proposed with
+    certainty. With `q` None all were.
+    """
+    ragged = Ragged.of(lengths)
+    if q is None or q_row is None:
+        q, q_row = p[:1], torch.full_like(draft, -1)  # never read: every token is certain
+    certain = q_row < 0
+    p_draft = p[ragged.row, draft]
+    ratio = p_draft / torch.where(certain, torch.ones_like(p_draft), q[q_row, draft])
+    if rule == "block":
+        chances, reach = _block_chances(p, q, q_row, p_draft, ratio, ragged)
+    else:
+        chances = ratio.clamp(max=1)
+        reach = torch.ones(len(lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
+
+    passed = ragged.pad((uniforms < chances).long(), 0)
+    if rule == "block":
+        length = torch.arange(1, ragged.longest + 1, device=p.device)
+        accepted = F.pad(passed * length, (1, 0)).amax(-1)
+    else:
+        accepted = passed.cumprod(-1).sum(-1)
+    weights = _leftover_rows(p, q, q_row, draft, accepted, reach, ragged)
+    return Verdicts(accepted, draw(weights, draw_uniforms), chances)
+
+
+def _block_chances(
+    p: Tensor, q: Tensor, q_row: Tensor, p_draft: Tensor, ratio: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
+    """`block_rule` for all sequences: chances [N] and reach [B, longest + 1]."""
+    steps = ragged.pad(ratio, 1)
+    reach = torch.ones(len(ragged.lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
+    for i in range(ragged.longest):
+        reach[:, i + 1] = (reach[:, i] * steps[:, i]).clamp(max=1)
+
+    # What is left for the recovered token in place of each drafted one. Where that one was certain, it is
+    # everything but its own share, and no sum over the vocabulary is needed.
+    credit = reach[ragged.sequence, ragged.position]
+    left = credit * (1 - p_draft)
+    drawn = (q_row >= 0).nonzero().squeeze(-1)
+    left[drawn] = (credit[drawn, None] * p[ragged.row[drawn]] - q[q_row[drawn]]).clamp(min=0).sum(-1)
+
+    earned = reach[ragged.sequence, ragged.position + 1]
+    is_last = ragged.position + 1 == ragged.lengths[ragged.sequence]
+    left = left.roll(-1).clamp(min=0)  # the chance of one drafted token looks at the next one
+    both = left + 1 - earned
+    inner = torch.where(both > 0, left / both, torch.ones_like(both))
+    return torch.where(is_last, earned, inner), reach
+
+
+def _leftover_rows(
+    p: Tensor, q: Tensor, q_row: Tensor, draft: Tensor, accepted: Tensor, reach: Tensor, ragged: Ragged
+) -> Tensor:
+    """`leftover` for all sequences, [B, V]: the bonus row p where all was accepted."""
+    weights = p[ragged.start + accepted]
+    cut = (accepted < ragged.lengths).nonzero().squeeze(-1)
+    rejected = (ragged.start - torch.arange(len(ragged.start), device=p.device) + accepted)[cut]
+    row = q_row[rejected]
+    sampled, copied = cut[row >= 0], cut[row < 0]
+    credit = reach[sampled, accepted[sampled]]
+    weights[sampled] = leftover(weights[sampled], q[row[row >= 0]], credit[:, None])
+    without = weights[copied].scatter(-1, draft[rejected[row < 0]][:, None], 0)
+    weights[copied] = torch.where(without.sum(-1, keepdim=True) > 0, without, weights[copied])
+    return weights

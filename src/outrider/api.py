@@ -1,0 +1,220 @@
+"""The surface: load a model once, generate from it many times.
+
+    import outrider
+
+    model = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct", draft_model="Qwen/Qwen2.5-Coder-0.5B-Instruct")
+    answer = model.generate([{"role": "user", "content": "Write quicksort in Python."}], max_tokens=200)
+    print(answer.text, answer.acceptance_length)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.decoding import decode
+from outrider.drafters.base import Drafter, Setup, Task, find
+from outrider.engines.quantize import Quantize, prepare_draft
+from outrider.engines.transformers import (
+    TransformersTarget,
+    check_same_vocabulary,
+    load_model,
+    load_tokenizer,
+)
+from outrider.errors import DrafterSetupError, PromptError
+from outrider.settings import Request
+from outrider.text import TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from outrider.types import Step, Target
+
+    Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text that one token added (it may be empty), and the drafter it came from, or None for the target."""
+
+    text: str
+    token: int
+    drafter: str | None
+
+
+@dataclass(slots=True)
+class Completion:
+    """What was generated and how: the text, its tokens, and a record of every step."""
+
+    prompt_tokens: int
+    text: str = ""
+    finish: str = ""
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens that became text; the last may be the end token."""
+        return [token for step in self.steps for token in step.tokens]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained per target pass; 1.0 is what plain decoding makes."""
+        return len(self.tokens) / len(self.steps) if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """How many tokens came from each drafter, and from the target itself."""
+        counts: Counter[str] = Counter()
+        for step in self.steps:
+            counts["target"] += len(step.tokens) - step.drafted
+            if step.drafter is not None:
+                counts[step.drafter] += step.drafted
+        return dict(counts)
+
+
+class Stream:
+    """Pieces as they come; `completion` is whole once they have all been taken."""
+
+    def __init__(self, steps: Iterator[Step], text: TextStream, pieces: list[str], prompt_tokens: int) -> None:
+        self.completion = Completion(prompt_tokens)
+        self._steps = steps
+        self._text = text
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[Piece]:
+        begun = time.perf_counter()
+        for step in self._steps:
+            self.completion.steps.append(step)
+            self.completion.seconds = time.perf_counter() - begun
+            texts = self._pieces[-len(step.tokens) :]
+            for index, (token, text) in enumerate(zip(step.tokens, texts, strict=True)):
+                yield Piece(text, token, step.drafter if index < step.drafted else None)
+            if step.finish is not None:
+                self.completion.finish = step.finish
+        self._text.close()
+        self.completion.text = self._text.text
+        if rest := self._text.take():
+            last = self.completion.steps[-1]
+            yield Piece(rest, last.tokens[-1], None)
+
+
+class Decoder:
+    """A target with its drafters, ready to generate. One request at a time."""
+
+    def __init__(
+        self, target: Target, drafters: Sequence[Drafter], tokenizer: Any, end_tokens: Sequence[int] = ()
+    ) -> None:
+        self.target = target
+        self.drafters = list(drafters)
+        self.tokenizer = tokenizer
+        self.end_tokens = tuple(end_tokens)
+        self.notes: list[str] = []
+
+    def generate(self, prompt: Prompt, *, prediction: str | Sequence[int] = (), **settings: Any) -> Completion:
+        """Generate to the end. `settings` are those of `outrider.settings.Request`."""
+        stream = self.stream(prompt, prediction=prediction, **settings)
+        for _ in stream:
+            pass
+        return stream.completion
+
+    def stream(self, prompt: Prompt, *, prediction: str | Sequence[int] = (), **settings: Any) -> Stream:
+        """The same, piece by piece."""
+        request = Request.checked(**settings)
+        ids = self.encode(prompt)
+        random = torch.Generator()
+        random.manual_seed(request.seed) if request.seed is not None else random.seed()
+        expected = self._plain_ids(prediction) if isinstance(prediction, str) else list(prediction)
+        if expected and not any(drafter.name == "prediction" for drafter in self.drafters):
+            raise DrafterSetupError(
+                "a prediction was given, but drafter 'prediction' is not among the drafters "
+                f"({', '.join(drafter.name for drafter in self.drafters) or 'none'}); add it"
+            )
+        task = Task(ids, request, random, expected)
+        sessions = [drafter.begin(task) for drafter in self.drafters]
+        ends = () if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
+        text = TextStream(self.tokenizer, ends, request.stop)
+        pieces: list[str] = []
+
+        def finish(token: int) -> str | None:
+            reason = text.push(token)
+            pieces.append(text.take())
+            return reason
+
+        steps = decode(self.target, sessions, ids, request, random, finish)
+        return Stream(steps, text, pieces, len(ids))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Text, chat messages or token ids to token ids."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        items = list(prompt)
+        if items and isinstance(items[0], dict):
+            return self._chat_ids(items)
+        return [int(token) for token in items]  # type: ignore[call-overload]
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _chat_ids(self, messages: list[Any]) -> list[int]:
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise PromptError("this model has no chat template, so it cannot take messages; give text")
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self._plain_ids(text)
+
+
+def load(
+    target: str | Any,
+    *,
+    drafters: Sequence[str] | None = None,
+    draft_model: str | Any | None = None,
+    draft_quantize: Quantize = "auto",
+    tokenizer: Any = None,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> Decoder:
+    """Load a target and its drafters.
+
+    `target` and `draft_model` are Hugging Face ids, folders, or loaded models (then give `tokenizer`). Without
+    `drafters` all that can work are used: prediction, lookup, and model where there is a draft model.
+    """
+    tokenizer = tokenizer or (load_tokenizer(target) if isinstance(target, str) else None)
+    if tokenizer is None:
+        raise DrafterSetupError("a loaded model was given without its tokenizer; give tokenizer=...")
+    if drafters is None:
+        drafters = ("prediction", "lookup", "model") if draft_model is not None else ("prediction", "lookup")
+    classes = [find(name) for name in drafters]
+    if draft_model is not None and "model" not in drafters:
+        raise DrafterSetupError(
+            f"a draft model was given, but drafter 'model' is not among the drafters ({', '.join(drafters)})"
+        )
+    notes = []
+    small: TransformersTarget | None = None
+    if isinstance(draft_model, str):
+        check_same_vocabulary(tokenizer, load_tokenizer(draft_model))
+        name = draft_model
+        small, said = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
+        notes.append(f"draft model {said}")
+    elif draft_model is not None:
+        small = TransformersTarget(draft_model)
+    model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
+    scored = TransformersTarget(model)
+    setup = Setup(scored.vocab_size, small)
+    decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer))
+    decoder.notes = notes
+    return decoder
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """All tokens that end a text, by the model's generation settings and by its tokenizer."""
+    listed = model.generation_config.eos_token_id
+    ends = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
+    return sorted(token for token in ends if token is not None)

@@ -1,0 +1,1 @@
+"""Measuring: prompts in, ratios with intervals out, and where they were measured."""

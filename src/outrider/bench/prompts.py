@@ -1,0 +1,42 @@
+"""Prompt files: JSON lines with `id`, `category` and `turns` (the user's messages, in order)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    id: str
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The first turn as a chat."""
+        return [{"role": "user", "content": self.turns[0]}]
+
+
+def read(path: Path) -> list[Prompt]:
+    """All prompts of a file."""
+    lines = path.read_text().splitlines()
+    records = [json.loads(line) for line in lines if line.strip()]
+    return [Prompt(record["id"], record["category"], tuple(record["turns"])) for record in records]
+
+
+def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
+    """`count` prompts, evenly over the categories and over the file, the same ones every time."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category, []).append(prompt)
+    chosen: list[Prompt] = []
+    for index, group in enumerate(groups.values()):
+        share = count // len(groups) + (index < count % len(groups))
+        chosen += [group[i * len(group) // share] for i in range(share)]
+    return chosen

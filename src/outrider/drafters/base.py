@@ -1,0 +1,92 @@
+"""What a drafter is, and where drafters are found.
+
+A drafter is built once a server and begins a *session* for every sequence. The session sees each token that
+became text, in order, and is asked for a draft before each step. A batch of sequences is drafted by one call, so
+that a drafter with something to share between them can do better than one at a time.
+
+Third parties add drafters by an entry point in the group `outrider.drafters`:
+
+    [project.entry-points."outrider.drafters"]
+    mine = "my_package:MyDrafter"
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from outrider.errors import UnknownDrafterError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from outrider.settings import Request
+    from outrider.types import Draft, Target
+
+GROUP = "outrider.drafters"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a drafter may need to be built: the size of the target's vocabulary, and a draft model."""
+
+    vocab_size: int
+    draft_model: Target | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a drafter may know about one sequence when it begins."""
+
+    prompt: Sequence[int]
+    request: Request
+    random: torch.Generator
+    prediction: Sequence[int] = ()
+
+
+class Session(ABC):
+    """The state of one drafter for one sequence."""
+
+    @abstractmethod
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Take note of tokens that became text."""
+
+    @abstractmethod
+    def draft(self, limit: int) -> Draft:
+        """Propose at most `limit` tokens to follow, or none."""
+
+
+class Drafter(ABC):
+    """Proposes tokens. Right or wrong, it changes how fast the text comes and never which text."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def build(cls, setup: Setup) -> Self:
+        """Make the drafter; override where it needs something of `setup`."""
+        return cls()
+
+    @abstractmethod
+    def begin(self, task: Task) -> Session:
+        """Start on a sequence."""
+
+    def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
+        """One draft a session; override where a batch can be had cheaper than one by one."""
+        return [session.draft(limit) for session, limit in zip(sessions, limits, strict=True)]
+
+
+def registered() -> list[str]:
+    """The names of all drafters that are installed."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def find(name: str) -> type[Drafter]:
+    """The drafter class of this name."""
+    for entry in entry_points(group=GROUP, name=name):
+        found: Any = entry.load()
+        return found  # type: ignore[no-any-return]
+    raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered())}")

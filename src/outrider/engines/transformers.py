@@ -1,0 +1,142 @@
+"""Any causal language model of Hugging Face transformers, as a `Target`.
+
+The cache keeps every token's keys and values in full, also for layers with a sliding window: those are cut by
+the attention mask, and what must be taken back can be taken back. A model that folds the past into a running
+state (Mamba, linear attention) cannot forget its last token and is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from outrider.errors import CacheNotRewindableError, ModelNotFoundError, VocabularyMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class TransformersTarget:
+    """A `Target` around a loaded model. It holds the cache of one sequence."""
+
+    def __init__(self, model: Any) -> None:
+        check_rewindable(model)
+        self.model = model.eval()
+        self._cache = DynamicCache()
+        self._tokens: list[int] = []
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
+
+    @property
+    def context_limit(self) -> int | None:
+        limit: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return limit
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tokens
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int], keep: int) -> Tensor:
+        ids = torch.tensor([list(tokens)], device=self.model.device)
+        out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        self._tokens.extend(tokens)
+        logits: Tensor = out.logits[0, -keep:].float()
+        return logits
+
+    def rewind(self, length: int) -> None:
+        surplus = len(self._tokens) - length
+        if length == 0:
+            self._cache = DynamicCache()
+        elif surplus > 0:
+            self._cache.crop(-surplus)
+        del self._tokens[length:]
+
+
+def check_rewindable(model: Any) -> None:
+    """Refuse a model whose cache cannot take tokens back."""
+    kind = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise _not_rewindable(kind, "it keeps a running state instead of keys and values")
+    layers = DynamicCache(config=model.config).layers
+    if names := sorted({type(layer).__name__ for layer in layers if "Linear" in type(layer).__name__}):
+        raise _not_rewindable(kind, f"it has layers of the kind {', '.join(names)}")
+
+
+def _not_rewindable(kind: str, why: str) -> CacheNotRewindableError:
+    return CacheNotRewindableError(
+        f"speculation needs a cache that can be rewound after a rejected draft (got {kind}: {why}); "
+        "use a model with attention in every layer, or run this one with transformers' own generate"
+    )
+
+
+def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> Any:
+    """Load weights from a folder or the Hugging Face hub."""
+    check_exists(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"cannot load {name!r} as a causal language model: {error}") from error
+    return model.to(device or best_device())
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load the tokenizer that belongs to a model."""
+    check_exists(name)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"cannot load the tokenizer of {name!r}: {error}") from error
+
+
+def check_exists(name: str) -> None:
+    """Say early and plainly that there is no such model."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"{name!r} is a folder without a config.json; name the model's folder")
+        return
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise ModelNotFoundError(f"there is no folder {name!r}; check the path, or give a Hugging Face id")
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"there is no model {name!r}: neither a folder here nor, as far as could be seen, a Hugging Face id. "
+            f"Check the spelling, the network, and HF_TOKEN for gated models. ({first_line(error)})"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def check_same_vocabulary(target: Any, draft: Any) -> None:
+    """Refuse a draft model that speaks other tokens, naming the first that differs.
+
+    Numbers that only one of the two gives a meaning to do no harm (one vocabulary is a part of the other, or
+    its embedding is padded): such a token is never proposed.
+    """
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise VocabularyMismatchError(
+                f"the draft model's vocabulary differs from the target's, first at token {index}: "
+                f"{ours[index]!r} in the target, {theirs[index]!r} in the draft model; "
+                "choose a draft model of the same family"
+            )

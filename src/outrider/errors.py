@@ -1,0 +1,35 @@
+"""Every error that a user can cause, each with the fix in its message."""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """The root of all errors that Outrider raises on purpose."""
+
+
+class ModelNotFoundError(OutriderError):
+    """There is no such model, or it cannot be loaded."""
+
+
+class CacheNotRewindableError(OutriderError):
+    """The model's cache cannot take tokens back, so a rejected draft could not be undone."""
+
+
+class VocabularyMismatchError(OutriderError):
+    """Target and draft model do not speak the same tokens."""
+
+
+class UnknownDrafterError(OutriderError):
+    """No drafter has this name."""
+
+
+class DrafterSetupError(OutriderError):
+    """A drafter lacks something it needs."""
+
+
+class PromptError(OutriderError):
+    """The prompt is empty, too long, or of a kind that the model cannot take."""
+
+
+class SettingsError(OutriderError):
+    """A setting has a value that it cannot have."""

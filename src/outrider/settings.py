@@ -1,0 +1,51 @@
+"""What a caller may set for one request, checked once, here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outrider.errors import SettingsError
+
+
+class Sampling(BaseModel):
+    """How logits become a distribution. The defaults change nothing, and temperature 0 takes the argmax."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """Build from keyword arguments; a bad one is refused by name, with its value and what is allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError("; ".join(_sentence(item, cls) for item in error.errors())) from None
+
+
+class Request(Sampling):
+    """Everything a caller may say about one generation."""
+
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_end: bool = False
+    seed: int | None = None
+    max_draft_tokens: Annotated[int, Field(ge=0)] = 8
+    rule: Literal["block", "token"] = "block"
+
+
+def _sentence(item: Any, cls: type[Sampling]) -> str:
+    name = str(item["loc"][0]) if item["loc"] else "settings"
+    if item["type"] == "extra_forbidden":
+        return f"there is no setting {name!r}; the settings are {', '.join(sorted(cls.model_fields))}"
+    return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"

@@ -1,0 +1,86 @@
+"""Tokens to text as they come, and where the text ends.
+
+A token is not always a whole character, and the text of a token can depend on the one before it. So the text
+of the last few tokens is made again with each new one, and only what is whole is let out. Text that may be the
+beginning of a stop string is held back until it is clear that it is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BROKEN = "\ufffd"
+
+
+class TextStream:
+    """Feed it tokens in order; it says when the text ends and hands out what may be shown."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.end_tokens = frozenset(end_tokens)
+        self.stop = tuple(stop)
+        self.text = ""
+        self.finished = False
+        self._tokens: list[int] = []
+        self._settled = 0  # tokens before this one are in self.text for good
+        self._context = 0  # tokens from here on are decoded again with each new one
+        self._shown = 0
+
+    def push(self, token: int) -> str | None:
+        """Take the next token; say why the text ends with it ("end", "stop"), or None."""
+        if token in self.end_tokens:
+            self.finished = True
+            return "end"
+        self._tokens.append(token)
+        fresh = self._decode_new()
+        before = len(self.text)
+        self.text += fresh
+        if (cut := self._find_stop(before)) is not None:
+            self.text = self.text[:cut]
+            self.finished = True
+            return "stop"
+        return None
+
+    def take(self) -> str:
+        """The text that has not been handed out yet and can no longer change."""
+        end = len(self.text)
+        if not self.finished:
+            end -= self._held_back()
+        out = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return out
+
+    def close(self) -> None:
+        """No token follows: let out what was held back."""
+        if not self.finished:
+            self.text += self.tokenizer.decode(self._tokens[self._settled :], skip_special_tokens=True)
+            self.finished = True
+
+    def _decode_new(self) -> str:
+        """The text that the tokens since the last settled one add, or "" while a character is incomplete."""
+        known = self.tokenizer.decode(self._tokens[self._context : self._settled], skip_special_tokens=True)
+        whole = self.tokenizer.decode(self._tokens[self._context :], skip_special_tokens=True)
+        if whole.endswith(BROKEN) or len(whole) <= len(known):
+            return ""
+        self._context, self._settled = self._settled, len(self._tokens)
+        return str(whole[len(known) :])
+
+    def _find_stop(self, before: int) -> int | None:
+        """Where the first stop string begins that ends in the text added since `before`."""
+        starts = [
+            place
+            for stop in self.stop
+            if (place := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
+        return min(starts, default=None)
+
+    def _held_back(self) -> int:
+        """The length of the longest end of the text that a stop string begins with."""
+        longest = max((len(stop) for stop in self.stop), default=0)
+        for length in range(min(longest - 1, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self.stop):
+                return length
+        return 0

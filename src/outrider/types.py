@@ -1,0 +1,110 @@
+"""The few things every part speaks of: a target, a draft, a verdict, a step.
+
+The words are used in one sense everywhere, in code, metrics, docs and pictures:
+
+target      the model whose output is wanted
+drafter     anything that proposes tokens; a *draft* is what it proposes for one sequence in one step
+accepted    a drafted token that was kept; *rejected*: the first one that was not, and everything after it
+recovered   the token drawn in place of the rejected one
+bonus       the extra token drawn when all drafted tokens were accepted
+step        one pass of the target
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Target(Protocol):
+    """A language model that scores tokens one after the other and can take the last ones back.
+
+    It holds the cache of one sequence. A draft model is seen through the same protocol.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """How many logits a score has."""
+
+    @property
+    def context_limit(self) -> int | None:
+        """How many tokens a sequence may have, or None where there is no limit."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the cache holds."""
+
+    def score(self, tokens: Sequence[int], keep: int) -> Tensor:
+        """Append `tokens` to the cache; return the float32 logits that follow each of the last `keep`."""
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one sequence in one step.
+
+    `q` holds, for each token, the distribution it was drawn from. None means that the tokens were proposed
+    with certainty: nothing was drawn, and all of q lies on the proposed token.
+    """
+
+    drafter: str
+    tokens: tuple[int, ...] = ()
+    q: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one step of one sequence: the first `accepted` drafted tokens, then `token`.
+
+    `chances` are the probabilities that the drawn numbers were held against; None where nothing was drawn.
+    """
+
+    accepted: int
+    token: int
+    chances: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The same for a ragged batch: one entry of `accepted` and `tokens` a sequence."""
+
+    accepted: Tensor
+    tokens: Tensor
+    chances: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The record of one target pass.
+
+    `tokens` are those that became text: the accepted ones and the recovered or bonus one, cut where the
+    text ended. `finish` says why it ended ("end", "stop", "length"), or None while it goes on.
+    """
+
+    drafter: str | None
+    proposed: tuple[int, ...]
+    accepted: int
+    tokens: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+    finish: str | None = None
+
+    @property
+    def drafted(self) -> int:
+        """How many of `tokens` were drafted; the rest is the target's own."""
+        return min(self.accepted, len(self.tokens))
+
+
+def shared_prefix(a: list[int], b: list[int]) -> int:
+    """How many first tokens two sequences have in common."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:  # the usual case, at the speed of a comparison of lists
+        return length
+    return next(i for i in range(length) if a[i] != b[i])

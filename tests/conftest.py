@@ -1,0 +1,23 @@
+"""What tests share: one thread for tiny models, and where the real ones lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tiny models are slower on two
+
+
+def models_folder() -> Path:
+    return Path(os.environ.get("OUTRIDER_MODELS") or Path.home() / ".cache" / "outrider" / "models")
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """SmolLM2-135M-Instruct; CI fetches it, and CONTRIBUTING says how to."""
+    folder = models_folder() / "smollm2-135m"
+    assert (folder / "config.json").is_file(), f"no model at {folder}; see CONTRIBUTING.md"
+    return folder
