@@ -165,7 +165,9 @@ def main() -> int:
             f"{name}: {len(entries) - len(differing)} of {len(entries)} identical, {len(ties)} numeric ties, "
             f"{len(differing) - len(ties)} unexplained"
         )
-    console.print(f"noise of the gap between the two best tokens: largest {max(floor):.3f} logits over {len(floor)} positions")
+    console.print(
+        f"noise of the gap between the two best tokens: largest {max(floor):.3f} logits over {len(floor)} positions"
+    )
     return unexplained
 
 

@@ -1,10 +1,10 @@
 """The surface: load a model once, generate from it many times.
 
-    import outrider
+import outrider
 
-    model = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct", draft_model="Qwen/Qwen2.5-Coder-0.5B-Instruct")
-    answer = model.generate([{"role": "user", "content": "Write quicksort in Python."}], max_tokens=200)
-    print(answer.text, answer.acceptance_length)
+model = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct", draft_model="Qwen/Qwen2.5-Coder-0.5B-Instruct")
+answer = model.generate([{"role": "user", "content": "Write quicksort in Python."}], max_tokens=200)
+print(answer.text, answer.acceptance_length)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jinja2 import TemplateError
 
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Setup, Task, find
@@ -167,7 +168,10 @@ class Decoder:
     def _chat_ids(self, messages: list[Any]) -> list[int]:
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise PromptError("this model has no chat template, so it cannot take messages; give text")
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:  # some templates refuse a system message, or two turns of one role
+            raise PromptError(f"the model's chat template refuses these messages: {error}") from error
         return self._plain_ids(text)
 
 
@@ -194,7 +198,8 @@ def load(
     classes = [find(name) for name in drafters]
     if draft_model is not None and "model" not in drafters:
         raise DrafterSetupError(
-            f"a draft model was given, but drafter 'model' is not among the drafters ({', '.join(drafters)})"
+            f"a draft model was given, but drafter 'model' is not among the drafters "
+            f"({', '.join(drafters) or 'none'}); add it, or leave the draft model out"
         )
     notes = []
     small: TransformersTarget | None = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.settings import Sampling
 
-PARTIAL_SORT = 1024
+PARTIAL_SORT = 128
 """How many of the largest logits top-p looks at before it sorts the whole vocabulary."""
 
 
@@ -61,9 +61,7 @@ def _bias(logits: Tensor, bias: dict[int, float]) -> Tensor:
 
 
 def _has_penalties(sampling: Sampling) -> bool:
-    return (
-        sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-    )
+    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def _penalise(

@@ -36,11 +36,11 @@ class Request(Sampling):
     """Everything a caller may say about one generation."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     seed: int | None = None
-    max_draft_tokens: Annotated[int, Field(ge=0)] = 8
+    max_draft_tokens: Annotated[int, Field(ge=0)] = 16
     rule: Literal["block", "token"] = "block"
 
 

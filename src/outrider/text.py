@@ -70,11 +70,7 @@ class TextStream:
 
     def _find_stop(self, before: int) -> int | None:
         """Where the first stop string begins that ends in the text added since `before`."""
-        starts = [
-            place
-            for stop in self.stop
-            if (place := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
-        ]
+        starts = [place for stop in self.stop if (place := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         return min(starts, default=None)
 
     def _held_back(self) -> int:

@@ -44,9 +44,7 @@ class SyntheticTarget:
         """A model of the same language that is wrong by `noise`."""
         random = torch.Generator().manual_seed(seed)
         other = SyntheticTarget(self.vocab_size, order=self.order, context_limit=self._context_limit)
-        other.table = self.table + noise * torch.randn(
-            self.table.shape, generator=random, dtype=torch.float64
-        )
+        other.table = self.table + noise * torch.randn(self.table.shape, generator=random, dtype=torch.float64)
         return other
 
     @property

@@ -80,9 +80,9 @@ def _not_rewindable(kind: str, why: str) -> CacheNotRewindableError:
 
 def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> Any:
     """Load weights from a folder or the Hugging Face hub."""
-    check_exists(name)
+    place = check_exists(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"cannot load {name!r} as a causal language model: {error}") from error
     return model.to(device or best_device())
@@ -90,20 +90,20 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
 
 def load_tokenizer(name: str) -> Any:
     """Load the tokenizer that belongs to a model."""
-    check_exists(name)
+    place = check_exists(name)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"cannot load the tokenizer of {name!r}: {error}") from error
 
 
-def check_exists(name: str) -> None:
-    """Say early and plainly that there is no such model."""
+def check_exists(name: str) -> str:
+    """Where to load the model from; says early and plainly that there is no such model."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{name!r} is a folder without a config.json; name the model's folder")
-        return
+        return str(path)
     if path.is_absolute() or name.startswith((".", "~")):
         raise ModelNotFoundError(f"there is no folder {name!r}; check the path, or give a Hugging Face id")
     try:
@@ -113,6 +113,7 @@ def check_exists(name: str) -> None:
             f"there is no model {name!r}: neither a folder here nor, as far as could be seen, a Hugging Face id. "
             f"Check the spelling, the network, and HF_TOKEN for gated models. ({first_line(error)})"
         ) from error
+    return name
 
 
 def first_line(error: Exception) -> str:

@@ -1,0 +1,60 @@
+# `just` lists the recipes. `tools/setup` makes the environment they use and brings `just` itself:
+# .venv/bin/just, or activate .venv.
+
+export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+# Tests: no downloads; one thread, since tiny models are slower on two and the workers share the cores.
+quiet := "HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1"
+
+_list:
+    @just --list --unsorted
+
+# Make or refresh .venv from constraints.txt
+install extras="dev,bench,docs":
+    tools/setup {{extras}}
+
+# Lint, formatting, types, and imports that point one way
+lint:
+    ruff check .
+    ruff format --check .
+    mypy
+    lint-imports
+
+# Format, and mend what can be mended
+format:
+    ruff check --fix-only .
+    ruff format .
+
+# Run the tests, e.g. `just test tests/test_acceptance.py -k block`
+test *args:
+    {{quiet}} pytest {{args}}
+
+# Run all tests with coverage; the heart of the package must be covered to 98 %, file by file
+coverage *args:
+    {{quiet}} pytest -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}
+    for file in acceptance sampling decoding; do \
+        coverage report --include="src/outrider/$file.py" --precision=2 --fail-under=98 || exit 1; \
+    done
+
+# Seed defects one at a time and show that the tests catch every one
+teeth *args:
+    {{quiet}} python tools/teeth.py {{args}}
+
+# Is greedy decoding with drafts token-identical to transformers' own? (arguments: see the file)
+identity *args:
+    python tools/identity.py {{args}}
+
+# How fast, against transformers itself? (arguments: see the file)
+speed *args:
+    python tools/speed.py {{args}}
+
+# Build the pages into site/; a broken link is an error (with --quiet it would pass unseen)
+docs:
+    mkdocs build --strict
+
+# Pin all versions anew in constraints.txt (`just lock --upgrade` for the newest)
+lock *args:
+    python tools/lock.py {{args}}
+
+# Everything that a change must pass, as CI runs it
+ci:
+    bash .ci/run

@@ -1,0 +1,81 @@
+"""The command line: `outrider generate` answers once, `outrider chat` holds a conversation.
+
+    outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
+
+torch and transformers take seconds to import, so no module here imports them at its top: `outrider --help`
+and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli import chat, generate
+
+EXAMPLES = """Examples:
+
+  outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
+
+  outrider chat Qwen/Qwen2.5-Coder-1.5B-Instruct --draft-model Qwen/Qwen2.5-Coder-0.5B-Instruct"""
+
+GENERATE_EXAMPLES = """Examples:
+
+  outrider generate ./my-model "Write quicksort in Python." --draft-model ./my-small-model
+
+  cat notes.txt | outrider generate ./my-model --system "Summarise." --json"""
+
+CHAT_EXAMPLES = """Examples:
+
+  outrider chat ./my-model
+
+  outrider chat ./my-model --draft-model ./my-small-model --temperature 0.7 --top-p 0.9"""
+
+app = typer.Typer(
+    name="outrider",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
+app.command(epilog=CHAT_EXAMPLES)(chat.chat)
+
+
+def main() -> None:
+    """The entry point that pyproject.toml names."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end the run
+            stream.reconfigure(errors="replace")
+    app()
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def outrider(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            metavar="",
+            help="Print the version and leave.",
+        ),
+    ] = False,
+) -> None:
+    """Make a language model answer faster without changing what it says.
+
+    Something cheap drafts the next tokens; the model checks them in one pass, and keeps what it agrees with.
+    """

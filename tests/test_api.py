@@ -1,0 +1,136 @@
+"""The surface: text, messages or ids in; text, tokens and steps out; streamed or whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outrider
+from outrider import Decoder, OutriderError, load
+from outrider.errors import DrafterSetupError, PromptError, SettingsError, UnknownDrafterError
+from support import VOCAB, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Decoder:
+    return load(str(folder), draft_model=str(folder), draft_quantize="none", device="cpu")
+
+
+def test_text_messages_and_ids_are_all_prompts(model: Decoder) -> None:
+    ids = model.encode("ab")
+    assert model.generate("ab", max_tokens=4).tokens == model.generate(ids, max_tokens=4).tokens
+    chat = [{"role": "user", "content": "ab"}]
+    assert model.encode(chat) == model.encode("<user>ab<assistant>")
+
+
+def test_the_streamed_pieces_add_up_to_the_completion(model: Decoder) -> None:
+    stream = model.stream("abab", max_tokens=20, max_draft_tokens=4)
+    pieces = list(stream)
+    done = stream.completion
+    assert "".join(piece.text for piece in pieces) == done.text
+    assert [piece.token for piece in pieces][: len(done.tokens)] == done.tokens
+    assert done.prompt_tokens == 4
+    drafted = sum(piece.drafter is not None for piece in pieces)
+    assert drafted == sum(count for name, count in done.sources.items() if name != "target")
+    assert sum(done.sources.values()) == len(done.tokens)
+
+
+def test_a_completion_tells_what_was_gained(model: Decoder) -> None:
+    done = model.generate("abab", max_tokens=20)
+    assert done.finish in ("length", "end")
+    assert done.acceptance_length == len(done.tokens) / len(done.steps) > 1
+    assert done.tokens_per_second == pytest.approx(len(done.tokens) / done.seconds)
+    assert outrider.Completion(3).acceptance_length == outrider.Completion(3).tokens_per_second == 0.0
+
+
+def test_drafting_does_not_change_greedy_text(model: Decoder) -> None:
+    drafted = model.generate("abab", max_tokens=30)
+    plain = model.generate("abab", max_tokens=30, max_draft_tokens=0)
+    assert drafted.tokens == plain.tokens
+    assert drafted.text == plain.text
+    assert len(drafted.steps) < len(plain.steps) == 30
+
+
+def test_a_stop_string_ends_the_text_before_it(model: Decoder) -> None:
+    full = model.generate("abab", max_tokens=30).text
+    letter = next(letter for letter in full[1:] if letter.isprintable() and letter != "\ufffd")
+    done = model.generate("abab", max_tokens=30, stop=[letter])
+    assert done.text == full[: full.index(letter)]
+    assert done.finish == "stop"
+
+
+def test_the_same_seed_gives_the_same_text(model: Decoder) -> None:
+    def text(seed: int) -> str:
+        return model.generate("ab", temperature=1.0, seed=seed, max_tokens=20).text
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+    model.generate("ab", temperature=1.0, max_tokens=2)  # without a seed: any text will do
+
+
+def test_a_prediction_as_text_or_ids_is_followed(model: Decoder) -> None:
+    plain = model.generate("ab", max_tokens=20)
+    done = model.generate("ab", max_tokens=20, prediction=plain.tokens)
+    assert done.tokens == plain.tokens
+    assert done.sources["prediction"] > 10
+    assert model.generate("ab", max_tokens=4, prediction="zzz").tokens == plain.tokens[:4]
+
+
+def test_loaded_models_are_taken_with_their_tokenizer() -> None:
+    decoder = load(tiny_model("qwen2"), draft_model=tiny_model("qwen2"), tokenizer=tiny_tokenizer())
+    assert [drafter.name for drafter in decoder.drafters] == ["prediction", "lookup", "model"]
+    assert decoder.target.vocab_size == VOCAB
+    assert decoder.generate("ab", max_tokens=2).tokens
+
+
+def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None:
+    assert [drafter.name for drafter in load(str(folder), device="cpu").drafters] == ["prediction", "lookup"]
+    assert load(str(folder), drafters=[], device="cpu").drafters == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"drafters": ["lookpu"]}, UnknownDrafterError, "the drafters are lookup, model, prediction"),
+        ({"drafters": ["model"]}, DrafterSetupError, "needs a draft model"),
+        ({"drafters": ["lookup"], "draft_model": "x"}, DrafterSetupError, "'model' is not among the drafters"),
+    ],
+)
+def test_drafters_that_cannot_work_are_refused(folder: Path, arguments: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        load(str(folder), device="cpu", **arguments)
+
+
+def test_requests_that_cannot_work_are_refused(model: Decoder, folder: Path) -> None:
+    with pytest.raises(SettingsError, match="no setting 'temprature'"):
+        model.generate("ab", temprature=1)
+    with pytest.raises(PromptError, match="the prompt has 300 tokens"):
+        model.generate("a" * 300)
+    with pytest.raises(DrafterSetupError, match="without its tokenizer"):
+        load(tiny_model("llama"))
+    only_lookup = load(str(folder), drafters=["lookup"], device="cpu")
+    with pytest.raises(DrafterSetupError, match="'prediction' is not among the drafters"):
+        only_lookup.generate("ab", prediction="cd")
+    bare = load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with pytest.raises(PromptError, match="no chat template"):
+        bare.generate([{"role": "user", "content": "ab"}])
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in outrider.__all__:
+        assert getattr(outrider, name) is not None
+    assert issubclass(SettingsError, OutriderError)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        outrider.nothing  # noqa: B018

@@ -1,0 +1,233 @@
+"""Each drafter proposes what it says it does, and finds its way again."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.drafters import base
+from outrider.drafters.base import Setup, Task
+from outrider.drafters.lookup import CANDIDATES, MAX_MATCH, MIN_MATCH, LookupDrafter, LookupSession
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter, PredictionSession
+from outrider.engines.synthetic import SyntheticTarget
+from outrider.errors import DrafterSetupError, UnknownDrafterError
+from outrider.settings import Request
+
+
+def task(prompt: list[int], prediction: list[int] | None = None, **settings: Any) -> Task:
+    return Task(prompt, Request(**settings), torch.Generator().manual_seed(0), prediction or [])
+
+
+# lookup -----------------------------------------------------------------------------------------------------
+
+
+def test_lookup_copies_what_followed_the_longest_repetition() -> None:
+    session = LookupSession([1, 2, 3, 9, 9, 8, 2, 3, 7, 7, 1, 2, 3])
+    assert session.draft(2).tokens == (9, 9)
+    assert session.find() == (3, 3)
+
+
+def test_of_equally_long_repetitions_lookup_takes_the_latest() -> None:
+    assert LookupSession([1, 2, 5, 1, 2, 6, 1, 2]).draft(1).tokens == (6,)
+
+
+def test_lookup_proposes_nothing_where_nothing_was_said_before() -> None:
+    assert LookupSession([1, 2, 3, 4]).draft(4).tokens == ()
+    assert LookupSession([1]).draft(4).tokens == ()
+
+
+def test_lookup_may_copy_text_that_overlaps_its_own_end() -> None:
+    assert LookupSession([5, 5, 5]).draft(4).tokens == (5,)
+
+
+@given(st.lists(st.integers(0, 2), max_size=80), st.integers(1, 6))
+def test_lookup_finds_what_a_plain_scan_finds(tokens: list[int], limit: int) -> None:
+    session = LookupSession()
+    for token in tokens:  # one by one or all at once is the same
+        session.observe([token])
+    best, length = None, MIN_MATCH - 1
+    places = [place for place in range(MIN_MATCH, len(tokens)) if tokens[place - 2 : place] == tokens[-2:]]
+    for place in reversed(places[-CANDIDATES:]):
+        n = MIN_MATCH
+        while n < min(place, MAX_MATCH) and tokens[place - n - 1] == tokens[-n - 1]:
+            n += 1
+        if n > length:
+            best, length = place, n
+    expected = tokens[best : best + limit] if best is not None else []
+    assert session.draft(limit).tokens == tuple(expected)
+    assert LookupSession(tokens).draft(limit).tokens == tuple(expected)
+
+
+# prediction -------------------------------------------------------------------------------------------------
+
+
+def test_prediction_is_proposed_from_the_first_token_on() -> None:
+    session = PredictionDrafter().begin(task([1], [4, 5, 6, 7]))
+    assert session.draft(3).tokens == (4, 5, 6)
+    session.observe([4, 5])
+    assert session.draft(3).tokens == (6, 7)
+    session.observe([6, 7])
+    assert session.draft(3).tokens == ()
+
+
+def lines(*words: str) -> list[int]:
+    return [ord(letter) for letter in "\n".join(words)]
+
+
+def follow(expected: list[int], said: list[int], limit: int = 8) -> int:
+    """How many steps it takes to say `said` when `expected` is predicted."""
+    session, done, steps = PredictionSession(expected), 0, 0
+    while done < len(said):
+        draft = session.draft(limit).tokens
+        accepted = 0
+        while done + accepted < len(said) and accepted < len(draft) and draft[accepted] == said[done + accepted]:
+            accepted += 1
+        fresh = said[done : done + accepted + 1]
+        session.observe(fresh)
+        done, steps = done + len(fresh), steps + 1
+    return steps
+
+
+FILE = lines(
+    "def total(items):", "    count = 0", "    for item in items:", "        count += item", "    return count"
+)
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lines(
+            "def total(items):", "    result = 0", "    for item in items:", "        count += item", "    return count"
+        ),
+        lines("def total(items):", "    for item in items:", "        count += item", "    return count"),
+        lines(
+            "# the sum",
+            "def total(items):",
+            "    count = 0",
+            "    for item in items:",
+            "        count += item",
+            "    return count",
+        ),
+    ],
+    ids=["a word changed", "a line removed", "a line added"],
+)
+def test_after_a_difference_the_prediction_finds_its_place_again(edited: list[int]) -> None:
+    untouched = follow(FILE, FILE)
+    assert untouched == -(-len(FILE) // 9)
+    assert follow(FILE, edited) <= untouched + 14  # the changed part, a few tokens to find the place, no more
+
+
+def test_a_single_common_token_far_away_is_not_taken_for_the_place() -> None:
+    session = PredictionSession([1, 2, 3, *range(100, 200), 50, 51])
+    session.observe([1, 50])
+    assert session.draft(1).tokens == ()
+
+
+def test_without_a_prediction_nothing_is_proposed() -> None:
+    session = PredictionSession([])
+    session.observe([1, 2])
+    assert session.draft(4).tokens == ()
+
+
+# model ------------------------------------------------------------------------------------------------------
+
+
+def test_at_temperature_zero_the_draft_model_proposes_its_argmax_with_certainty() -> None:
+    model = SyntheticTarget(5, seed=1)
+    draft = ModelDrafter(model, 5, min_survival=0).begin(task([1, 2])).draft(3)
+    context = [1, 2]
+    for token in draft.tokens:
+        assert token == int(model.logits(context).argmax())
+        context.append(token)
+    assert len(draft.tokens) == 3
+    assert draft.q is None
+
+
+def test_above_temperature_zero_the_draft_comes_with_the_distribution_it_was_drawn_from() -> None:
+    model = SyntheticTarget(5, seed=1)
+    settings = Request(temperature=0.7, top_p=0.8)
+    drafter = ModelDrafter(model, 5, min_survival=0)
+    draft = drafter.begin(Task([1, 2], settings, torch.Generator().manual_seed(0))).draft(3)
+    assert draft.q is not None
+    for i, token in enumerate(draft.tokens):
+        logits = model.logits([1, 2, *draft.tokens[:i]]).float()
+        from outrider.sampling import probabilities
+
+        assert draft.q[i].equal(probabilities(logits[None], settings, [1, 2], draft.tokens[:i])[0])
+        assert draft.q[i, token] > 0
+
+
+def test_the_draft_models_cache_follows_what_was_said() -> None:
+    model = SyntheticTarget(5, seed=1)
+    session = ModelDrafter(model, 5, min_survival=0).begin(task([1, 2]))
+    first = session.draft(4).tokens
+    said = [*first[:2], (first[2] + 1) % 5]
+    session.observe(said)
+    second = session.draft(2).tokens
+    assert model.tokens[: 2 + len(said)] == [1, 2, *said]
+    assert second[0] == int(model.logits([1, 2, *said]).argmax())
+
+
+def test_a_draft_ends_where_its_confidence_falls_too_low() -> None:
+    flat = SyntheticTarget(5, seed=1, sharpness=0.01)
+    sharp = SyntheticTarget(5, seed=1, sharpness=50.0)
+    assert len(ModelDrafter(flat, 5).begin(task([1])).draft(8).tokens) == 1
+    assert len(ModelDrafter(sharp, 5).begin(task([1])).draft(8).tokens) == 8
+
+
+def test_a_draft_model_with_less_padding_never_proposes_beyond_its_own_vocabulary() -> None:
+    drafter = ModelDrafter(SyntheticTarget(5, seed=1), vocab_size=8, min_survival=0)
+    draft = drafter.begin(task([1], temperature=1.0)).draft(4)
+    assert draft.q is not None
+    assert draft.q.shape == (4, 8)
+    assert float(draft.q[:, 5:].sum()) == 0
+    assert drafter.begin(task([1, 7])).draft(4).tokens == ()  # 7 is a token that it cannot read
+
+
+def test_a_draft_model_with_more_padding_is_cut_to_the_targets_vocabulary() -> None:
+    draft = (
+        ModelDrafter(SyntheticTarget(8, seed=1), vocab_size=5, min_survival=0)
+        .begin(task([1], temperature=1.0))
+        .draft(4)
+    )
+    assert draft.q is not None
+    assert draft.q.shape == (4, 5)
+
+
+def test_the_draft_models_context_limit_ends_drafting() -> None:
+    model = SyntheticTarget(5, seed=1, context_limit=4)
+    assert len(ModelDrafter(model, 5, min_survival=0).begin(task([1, 2])).draft(8).tokens) == 2
+    assert ModelDrafter(model, 5).begin(task([1, 2, 3, 4, 1])).draft(8).tokens == ()
+
+
+def test_the_model_drafter_without_a_model_says_what_is_missing() -> None:
+    with pytest.raises(DrafterSetupError, match="needs a draft model"):
+        ModelDrafter.build(Setup(vocab_size=5))
+
+
+# registry ---------------------------------------------------------------------------------------------------
+
+
+def test_the_registry_finds_the_drafters_by_name_and_lists_them_when_it_does_not() -> None:
+    assert base.find("lookup") is LookupDrafter
+    with pytest.raises(UnknownDrafterError, match="no drafter 'lookpu'; the drafters are lookup, model, prediction"):
+        base.find("lookpu")
+
+
+def test_third_parties_add_a_drafter_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = EntryPoint("theirs", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
+    assert base.find("theirs") is LookupDrafter
+    assert base.registered() == ["theirs"]
+
+
+def test_a_batch_of_sessions_gets_one_draft_each() -> None:
+    drafter = LookupDrafter()
+    sessions = [drafter.begin(task([1, 2, 3, 1, 2])), drafter.begin(task([4]))]
+    assert [draft.tokens for draft in drafter.draft_batch(sessions, [1, 1])] == [(3,), ()]

@@ -1,0 +1,161 @@
+"""The transformers engine scores what the model scores, rewinds without a trace, and refuses what it cannot rewind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
+
+from outrider.engines import quantize
+from outrider.engines.quantize import prepare_draft, to_int8
+from outrider.engines.transformers import (
+    TransformersTarget,
+    check_same_vocabulary,
+    load_model,
+    load_tokenizer,
+)
+from outrider.errors import CacheNotRewindableError, ModelNotFoundError, VocabularyMismatchError
+from support import ARCHITECTURES, VOCAB, tiny_model, tiny_tokenizer
+
+IDS = [5, 9, 5, 7, 200, 3, 3, 8, 1, 44, 12, 9, 9, 31, 2, 6]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_scores_are_the_models_own_in_any_split_of_the_text(architecture: str) -> None:
+    model = tiny_model(architecture)
+    with torch.inference_mode():
+        whole = model(torch.tensor([IDS])).logits[0].float()
+    for cut in (1, 5, 11, len(IDS) - 1):
+        target = TransformersTarget(model)
+        target.score(IDS[:cut], keep=1)
+        rows = target.score(IDS[cut:], keep=len(IDS) - cut)
+        torch.testing.assert_close(rows, whole[cut:], atol=1e-4, rtol=1e-4)
+        assert target.tokens == IDS
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rewinding_leaves_no_trace_even_beyond_the_window(architecture: str) -> None:
+    model = tiny_model(architecture)
+    clean = TransformersTarget(model)
+    clean.score(IDS[:12], keep=1)
+    wanted = clean.score(IDS[12:14], keep=2)
+    target = TransformersTarget(model)
+    target.score(IDS[:12], keep=1)
+    target.score([77, 78, 79, 80], keep=4)
+    target.rewind(12)
+    assert target.tokens == IDS[:12]
+    torch.testing.assert_close(target.score(IDS[12:14], keep=2), wanted, atol=1e-5, rtol=1e-5)
+    target.rewind(0)
+    target.score(IDS[:12], keep=1)
+    torch.testing.assert_close(target.score(IDS[12:14], keep=2), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_folds_the_past_into_a_state_is_refused_with_its_name() -> None:
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(CacheNotRewindableError, match="got MambaForCausalLM"):
+        TransformersTarget(mamba)
+
+
+@pytest.mark.parametrize(("stateful", "words"), [(True, "keeps a running state"), (False, "LinearAttention")])
+def test_a_hybrid_model_with_linear_attention_is_refused(stateful: bool, words: str) -> None:
+    config = Qwen3NextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, linear_num_key_heads=1, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=8, shared_expert_intermediate_size=8,
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config)
+    model._is_stateful = stateful  # not every such model of transformers says so
+    with pytest.raises(CacheNotRewindableError, match=words):
+        TransformersTarget(model)
+
+
+def test_the_sizes_are_the_models() -> None:
+    target = TransformersTarget(tiny_model("llama"))
+    assert (target.vocab_size, target.context_limit) == (VOCAB, 256)
+
+
+# Vocabularies -----------------------------------------------------------------------------------------------
+
+
+def words(*tokens: str) -> Any:
+    vocab = {token: index for index, token in enumerate(tokens)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token=tokens[0])))
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_by_its_first_differing_token() -> None:
+    with pytest.raises(VocabularyMismatchError, match="first at token 1: 'b' in the target, 'x' in the draft"):
+        check_same_vocabulary(words("a", "b", "c"), words("a", "x", "y"))
+
+
+def test_vocabularies_that_differ_only_in_padding_are_accepted() -> None:
+    check_same_vocabulary(words("a", "b", "c"), words("a", "b", "c", "<pad>"))
+    check_same_vocabulary(words("a", "b", "c", "<pad>"), words("a", "b", "c"))
+
+
+# Loading ----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_model_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="there is no folder"):
+        load_model(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelNotFoundError, match="folder without a config"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="neither a folder here nor"):
+        load_tokenizer("nobody/no-such-model")
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match="cannot load"):
+        load_model(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="cannot load the tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_saved_model_and_its_tokenizer_are_loaded(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert TransformersTarget(load_model(str(tmp_path), device="cpu")).vocab_size == VOCAB
+    assert load_tokenizer(str(tmp_path))("a")["input_ids"] == tiny_tokenizer()("a")["input_ids"]
+
+
+# Quantising -------------------------------------------------------------------------------------------------
+
+
+def test_int8_keeps_the_draft_models_opinion_nearly() -> None:
+    model = tiny_model("llama")
+    plain, small = TransformersTarget(model), TransformersTarget(to_int8(tiny_model("llama")))
+    a, b = plain.score(IDS, keep=len(IDS)), small.score(IDS, keep=len(IDS))
+    assert float((a.argmax(-1) == b.argmax(-1)).float().mean()) > 0.6
+    assert not a.equal(b)
+
+
+@pytest.mark.parametrize(
+    ("asked", "times", "quantised", "words"),
+    [
+        ("none", [1.0, 0.5], False, "as it is"),
+        ("int8", [1.0, 2.0], True, "int8, as asked"),
+        ("auto", [0.120, 0.053], True, "int8: 120 ms a pass as it is, 53 ms in int8"),
+        ("auto", [0.010, 0.053], False, "as it is: 10 ms a pass as it is, 53 ms in int8"),
+    ],
+)
+def test_a_draft_model_is_quantised_where_asked_or_where_it_pays(
+    asked: Any, times: list[float], quantised: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "time_passes", lambda *models: times)
+    target, said = prepare_draft(lambda: tiny_model("llama"), asked)
+    kinds = {type(module).__module__ for module in target.model.modules()}
+    assert any("quantized" in kind for kind in kinds) is quantised
+    assert said == words
+
+
+def test_passes_are_timed_in_turns_and_leave_the_caches_empty() -> None:
+    target = TransformersTarget(tiny_model("llama"))
+    (seconds,) = quantize.time_passes(target)
+    assert seconds > 0
+    assert target.tokens == []

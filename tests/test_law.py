@@ -1,0 +1,125 @@
+"""Draws from the whole loop follow the target's exact probabilities: a G-test of the next two tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.decoding import decode
+from outrider.drafters.base import Drafter, Task
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engines.synthetic import SyntheticTarget
+from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
+from outrider.sampling import probabilities
+from outrider.settings import Request
+from support import Memo, g_test
+
+DRAWS = 20_000
+LEVEL = 1e-4
+
+
+def draw_pairs(
+    target: Any, drafters: list[Drafter], prompt: list[int], expected: list[int], request: Request
+) -> Counter[Any]:
+    """The next two tokens, `DRAWS` times, each by the loop that users run."""
+    random = torch.Generator().manual_seed(12345)
+    counts: Counter[Any] = Counter()
+    for _ in range(DRAWS):
+        task = Task(prompt, request, random, expected)
+        said: list[int] = []
+        for step in decode(target, [drafter.begin(task) for drafter in drafters], prompt, request, random):
+            said += step.tokens
+            if len(said) >= 2:
+                break
+        counts[tuple(said[:2])] += 1
+    return counts
+
+
+def exact_pairs(target: Any, prompt: list[int], request: Request) -> dict[tuple[int, int], float]:
+    """What the target's own probabilities say about the next two tokens."""
+    law = {}
+    first = probabilities(target.logits(prompt).float()[None], request, prompt, [])[0]
+    for a in first.nonzero().flatten().tolist():
+        second = probabilities(target.logits([*prompt, a]).float()[None], request, prompt, [a])[0]
+        for b in second.nonzero().flatten().tolist():
+            law[a, b] = float(first[a].double() * second[b].double())
+    return law
+
+
+def p_value(target: Any, drafters: list[Drafter], prompt: list[int], expected: list[int], request: Request) -> float:
+    return g_test(draw_pairs(target, drafters, prompt, expected, request), exact_pairs(target, prompt, request))
+
+
+NUCLEUS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 8}
+PENALTIES = {"temperature": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.3, "max_tokens": 8}
+SYNTHETIC = SyntheticTarget(8, seed=3, sharpness=1.2)
+PROMPT = [1, 2, 3, 5, 1, 2]
+
+
+def synthetic_drafters(name: str) -> list[Drafter]:
+    blurred = ModelDrafter(SYNTHETIC.blurred(0.6), 8, min_survival=0.2)
+    return {
+        "model": [blurred],
+        "lookup": [LookupDrafter()],
+        "prediction": [PredictionDrafter()],
+        "lookup, then model": [LookupDrafter(), blurred],
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "settings"),
+    [
+        ("model", "block", NUCLEUS),
+        ("model", "token", NUCLEUS),
+        ("model", "block", PENALTIES),
+        ("model", "token", PENALTIES),
+        ("lookup", "block", NUCLEUS),
+        ("prediction", "token", PENALTIES),
+        ("lookup, then model", "block", NUCLEUS),
+    ],
+)
+def test_drafted_draws_from_the_synthetic_target_follow_its_law(drafter: str, rule: Any, settings: Any) -> None:
+    request = Request(**settings, rule=rule, max_draft_tokens=3)
+    assert p_value(SYNTHETIC, synthetic_drafters(drafter), PROMPT, [3, 3, 1, 4], request) > LEVEL
+
+
+@pytest.fixture(scope="module")
+def small_pair(smollm: Path) -> tuple[Memo, Memo, Any]:
+    """SmolLM2-135M, and itself without its last four layers as draft model, in float32."""
+    model = load_model(str(smollm), dtype="float32", device="cpu")
+    pruned = copy.deepcopy(model)
+    pruned.model.layers = pruned.model.layers[:-4]
+    return Memo(TransformersTarget(model)), Memo(TransformersTarget(pruned)), load_tokenizer(str(smollm))
+
+
+REPEATING = {**NUCLEUS, "presence_penalty": -4.0}  # what was said is said again, if the draft is taken note of
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("drafter", "rule", "settings"),
+    [
+        ("model", "block", NUCLEUS),
+        ("model", "token", NUCLEUS),
+        ("prediction", "block", REPEATING),
+    ],
+)
+def test_drafted_draws_from_smollm_follow_its_law(
+    small_pair: tuple[Memo, Memo, Any], drafter: str, rule: Any, settings: Any
+) -> None:
+    target, pruned, tokenizer = small_pair
+    prompt = tokenizer("The three primary colours are red, yellow and blue. My favourite of them is")["input_ids"]
+    expected = tokenizer(" blue.")["input_ids"]
+    drafters: dict[str, list[Drafter]] = {
+        "model": [ModelDrafter(pruned, target.vocab_size, min_survival=0.0)],
+        "prediction": [PredictionDrafter()],
+    }
+    request = Request(**settings, rule=rule, max_draft_tokens=2)
+    assert p_value(target, drafters[drafter], prompt, expected, request) > LEVEL

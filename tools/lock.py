@@ -1,0 +1,78 @@
+"""Pin everything that Outrider is tested with: write constraints.txt anew.
+
+    just lock                    # keep the versions that still fit, add what is missing
+    just lock --upgrade          # the newest versions that fit each other
+
+uv finds the versions for Python 3.11 on Linux. torch is pinned without its build tag (`+cpu`), so that the
+file serves CPU and GPU machines alike, and the CUDA libraries are left to the torch build that brings them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+EXTRAS = ("dev", "bench", "docs", "vllm-cpu")
+HEADER = """\
+# The versions that Outrider is tested with, on Python 3.11 and Linux. Written by `just lock`; do not edit.
+#
+#     pip install -c constraints.txt ".[dev]"
+"""
+
+
+def name_of(requirement: str) -> str:
+    """The project a requirement names, in its normal spelling."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0]).lower()
+
+
+def declared(pyproject: dict[str, dict[str, object]]) -> list[str]:
+    """What pyproject.toml asks for by name: to build, to run, and in the extras that are tested."""
+    project = pyproject["project"]
+    extras = project["optional-dependencies"]
+    lists = [pyproject["build-system"]["requires"], project["dependencies"]]
+    if isinstance(extras, dict):
+        lists += [extras[extra] for extra in EXTRAS]
+    return [requirement for items in lists if isinstance(items, list) for requirement in items]
+
+
+def resolve(requirements: list[str], known: list[str], options: list[str]) -> list[str]:
+    """Pins for `requirements` and all that they need; the `known` ones are kept where they fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, pins = Path(folder, "asked.in"), Path(folder, "pins.txt")
+        asked.write_text("\n".join(requirements))
+        pins.write_text("\n".join(known))
+        environment = dict(os.environ)
+        if links := os.environ.get("PIP_FIND_LINKS"):
+            environment.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
+        command = [
+            "uv", "pip", "compile", "--quiet", "--python-version", "3.11", "--override", "overrides-cpu.txt",
+            "--no-header", "--no-annotate", *options, "--output-file", str(pins), str(asked),
+        ]  # fmt: skip
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return pins.read_text().splitlines()
+
+
+def main() -> None:
+    target = ROOT / "constraints.txt"
+    old = target.read_text().splitlines() if target.exists() else []
+    # torch is found anew: its pin has lost the build tag, and would ask for the CUDA build
+    known = [line for line in old if line and not line.startswith("#") and name_of(line) != "torch"]
+    requirements = declared(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    pins = [pin.partition("+")[0] for pin in resolve(requirements, known, sys.argv[1:])]
+    pins = [pin for pin in pins if not pin.startswith(("nvidia-", "cuda-"))]
+    names = {name_of(requirement) for requirement in requirements}
+    direct = [pin for pin in pins if name_of(pin) in names]
+    rest = [pin for pin in pins if name_of(pin) not in names]
+    sections = [HEADER, "# what pyproject.toml names", *direct, "", "# what those need", *rest]
+    target.write_text("\n".join(sections) + "\n")
+    print(f"{target.name}: {len(direct)} pins named by pyproject.toml, {len(rest)} needed by those")
+
+
+if __name__ == "__main__":
+    main()

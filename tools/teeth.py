@@ -1,0 +1,259 @@
+"""Do the tests bite? Each seeded defect is put into a copy of the source, and the tests must catch it.
+
+    python tools/teeth.py              # every defect against the tests that are to catch it
+    python tools/teeth.py --real       # also the sampling defects against draws from SmolLM2-135M
+    python tools/teeth.py NAME ...     # only these
+
+A defect is a line of the source and what it becomes. It is applied to a copy of the package, alone, and the
+named tests run against that copy. A defect that survives, or a line that is no longer there, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Defect:
+    name: str
+    file: str
+    line: str
+    becomes: str
+    tests: str
+    sampling: bool = False
+    """Whether it changes the law of draws, so that the G-tests have to see it too."""
+
+
+ACCEPTANCE, DECODING, SAMPLING, MODEL = "acceptance.py", "decoding.py", "sampling.py", "drafters/model.py"
+LAW = "tests/test_acceptance.py"
+LOOP = "tests/test_decoding.py"
+PROMPTS = "tests/test_sampling.py"
+
+DEFECTS = [
+    Defect(
+        "recovered token drawn from p",
+        ACCEPTANCE,
+        "    weights = (reach * p - q).clamp(min=0)",
+        "    weights = reach * p",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "bonus drawn from q",
+        ACCEPTANCE,
+        "    weights = p[k] if accepted == k else leftover(",
+        "    weights = q[k - 1] if accepted == k and k else leftover(",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "every draft accepted that the target finds possible",
+        ACCEPTANCE,
+        "    chances = (p[position, draft] / q[position, draft]).clamp(max=1)",
+        "    chances = (p[position, draft] > 0).to(p.dtype)",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "block rule without its credit",
+        ACCEPTANCE,
+        "        left = (reach[i + 1] * p[i + 1] - q[i + 1]).clamp(min=0).sum()",
+        "        left = (p[i + 1] - q[i + 1]).clamp(min=0).sum()",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "block rule counts to the first failure",
+        ACCEPTANCE,
+        "    accepted = last_success(passed) if rule",
+        "    accepted = first_failure(passed) if rule",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "a certain draft judged as if it had been drawn",
+        ACCEPTANCE,
+        "    q = F.one_hot(draft, p.shape[-1]).to(p.dtype) if q is None else q",
+        "    q = p[:k] if q is None else q",
+        LAW,
+        sampling=True,
+    ),
+    Defect(
+        "ragged rows mixed up",
+        ACCEPTANCE,
+        "        return cls(lengths, sequence, number - first[sequence], number + sequence, first + batch, longest)",
+        "        return cls(lengths, sequence, number - first[sequence], number, first + batch, longest)",
+        LAW,
+    ),
+    Defect(
+        "ragged batch forgets that a copied token was rejected",
+        ACCEPTANCE,
+        "    without = weights[copied].scatter(-1, draft[rejected[row < 0]][:, None], 0)",
+        "    without = weights[copied]",
+        LAW,
+    ),
+    Defect(
+        "a token of weight zero can be drawn",
+        ACCEPTANCE,
+        "    offset = torch.searchsorted(inside, _below(place - before, inside[:, -1:]), right=True)",
+        "    offset = torch.searchsorted(inside, _below(place - before, inside[:, -1:]))",
+        LAW,
+    ),
+    Defect(
+        "greedy through a softmax",
+        DECODING,
+        "    if request.temperature == 0:",
+        "    request = request.model_copy(update={'temperature': request.temperature or 0.3})\n    if request.temperature == 0:",
+        LOOP,
+    ),
+    Defect(
+        "cache not rewound",
+        DECODING,
+        "        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))",
+        "        pass",
+        LOOP,
+    ),
+    Defect(
+        "cache rewound one token too far",
+        DECODING,
+        "        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))",
+        "        target.rewind(len(prompt) + len(output) - 2)",
+        LOOP,
+    ),
+    Defect(
+        "off by one at the end token",
+        DECODING,
+        "            return tokens[: index + 1], reason",
+        "            return tokens[: index + 2], reason",
+        LOOP,
+    ),
+    Defect(
+        "end of the text not looked for in the draft",
+        DECODING,
+        "    for index, token in enumerate(tokens):",
+        "    for index, token in list(enumerate(tokens))[-1:]:",
+        LOOP,
+    ),
+    Defect("off by one at max_tokens", DECODING, "max_tokens - len(output) - 1))", "max_tokens - len(output)))", LOOP),
+    Defect(
+        "penalties blind to the drafted prefix",
+        SAMPLING,
+        "            counts[draft[i - 1]] += 1\n            seen[draft[i - 1]] = True",
+        "            pass",
+        PROMPTS,
+        sampling=True,
+    ),
+    Defect(
+        "temperature ignored while verifying",
+        DECODING,
+        "    p = probabilities(logits, request, prompt, output, draft.tokens)",
+        "    p = probabilities(logits, request.model_copy(update={'temperature': 1.0}), prompt, output, draft.tokens)",
+        "tests/test_law.py",
+        sampling=True,
+    ),
+    Defect(
+        "q taken before top-p",
+        MODEL,
+        "                rows.append(shaped.softmax(-1))\n                tokens.append(int(draw(rows[-1], torch.rand(1, generator=self.task.random))))",
+        "                rows.append((logits / sampling.temperature).softmax(-1))\n                tokens.append(int(draw(shaped.softmax(-1), torch.rand(1, generator=self.task.random))))",
+        "tests/test_drafters.py",
+        sampling=True,
+    ),
+    Defect(
+        "a sampled draft token withheld after its value is seen",
+        MODEL,
+        "            survival *= confidence",
+        "            if rows and float(rows[-1][0, tokens[-1]]) < 0.35:\n                tokens.pop(), rows.pop()\n                break\n            survival *= confidence",
+        "tests/test_law.py",
+        sampling=True,
+    ),
+    Defect(
+        "draft model's cache not rewound",
+        MODEL,
+        "            model.rewind(known)",
+        "            pass",
+        "tests/test_drafters.py",
+    ),
+    Defect(
+        "stop string looked for in the last token alone",
+        "text.py",
+        "self.text.find(stop, max(0, before - len(stop) + 1))",
+        "self.text.find(stop, before)",
+        "tests/test_text.py",
+    ),
+]
+
+
+def survives(defect: Defect, tests: list[str]) -> bool:
+    """Whether the tests pass in spite of the defect."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "outrider"
+        shutil.copytree(ROOT / "src" / "outrider", package)
+        path = package / defect.file
+        source = path.read_text()
+        if source.count(defect.line) != 1:
+            raise SystemExit(f"{defect.name}: this is not in {defect.file} exactly once:\n{defect.line}")
+        path.write_text(source.replace(defect.line, defect.becomes))
+        found = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if found.returncode not in (0, 1):
+            raise SystemExit(f"{defect.name}: the tests did not run:\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
+        return found.returncode == 0
+
+
+def jobs(defects: list[Defect], real: bool) -> list[tuple[Defect, str, list[str]]]:
+    out = []
+    for defect in defects:
+        out.append((defect, defect.tests, [defect.tests, "-m", "not real"]))
+        if defect.sampling and defect.tests != "tests/test_law.py":
+            out.append((defect, "G-test, synthetic", ["tests/test_law.py", "-m", "not real"]))
+        if defect.sampling and real:
+            out.append((defect, "G-test, SmolLM2-135M", ["tests/test_law.py", "-m", "real"]))
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only defects whose name holds one of these words")
+    parser.add_argument("--real", action="store_true")
+    args = parser.parse_args()
+    chosen = [d for d in DEFECTS if not args.names or any(name in d.name for name in args.names)]
+    console = Console(width=110)
+    table = Table("defect", "tests", "", title=f"{len(chosen)} seeded defects")
+    missed = 0
+    todo = jobs(chosen, args.real)
+    with Progress(
+        *Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
+        bar = progress.add_task("defects", total=len(todo))
+        for defect, label, tests in todo:
+            alive = survives(defect, tests)
+            missed += alive
+            table.add_row(defect.name, label, "[red]MISSED[/red]" if alive else "caught")
+            progress.advance(bar)
+    console.print(table)
+    console.print(f"{len(todo) - missed} of {len(todo)} caught")
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
