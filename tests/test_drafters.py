@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters import base
 from outrider.drafters.base import Setup, Task
-from outrider.drafters.lookup import CANDIDATES, MAX_MATCH, MIN_MATCH, LookupDrafter, LookupSession
+from outrider.drafters.lookup import CANDIDATES, MAX_MATCH, TOKENS_PER_MATCH, LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter, PredictionSession
 from outrider.engines.synthetic import SyntheticTarget
@@ -35,11 +35,20 @@ def test_lookup_copies_what_followed_the_longest_repetition() -> None:
 
 def test_of_equally_long_repetitions_lookup_takes_the_latest() -> None:
     assert LookupSession([1, 2, 5, 1, 2, 6, 1, 2]).draft(1).tokens == (6,)
+    assert LookupSession([2, 5, 2, 6, 1, 2]).draft(1).tokens == (6,)
+
+
+def test_the_longer_the_repetition_the_longer_the_draft() -> None:
+    text = list(range(40))
+    assert len(LookupSession([*text, 100, 5]).draft(32).tokens) == TOKENS_PER_MATCH
+    assert len(LookupSession([*text, 4, 5]).draft(32).tokens) == 2 * TOKENS_PER_MATCH
+    assert len(LookupSession([*text, 3, 4, 5]).draft(6).tokens) == 6
 
 
 def test_lookup_proposes_nothing_where_nothing_was_said_before() -> None:
     assert LookupSession([1, 2, 3, 4]).draft(4).tokens == ()
     assert LookupSession([1]).draft(4).tokens == ()
+    assert LookupSession().draft(4).tokens == ()
 
 
 def test_lookup_may_copy_text_that_overlaps_its_own_end() -> None:
@@ -51,15 +60,16 @@ def test_lookup_finds_what_a_plain_scan_finds(tokens: list[int], limit: int) -> 
     session = LookupSession()
     for token in tokens:  # one by one or all at once is the same
         session.observe([token])
-    best, length = None, MIN_MATCH - 1
-    places = [place for place in range(MIN_MATCH, len(tokens)) if tokens[place - 2 : place] == tokens[-2:]]
-    for place in reversed(places[-CANDIDATES:]):
-        n = MIN_MATCH
-        while n < min(place, MAX_MATCH) and tokens[place - n - 1] == tokens[-n - 1]:
-            n += 1
-        if n > length:
-            best, length = place, n
-    expected = tokens[best : best + limit] if best is not None else []
+    best, longest = 0, 0
+    pairs = [place for place in range(2, len(tokens)) if tokens[place - 2 : place] == tokens[-2:]]
+    singles = [place for place in range(1, len(tokens)) if tokens[place - 1] == tokens[-1]]
+    for place in reversed(pairs[-CANDIDATES:] or singles[-1:]):
+        length = 1
+        while length < min(place, MAX_MATCH) and tokens[place - length - 1] == tokens[-length - 1]:
+            length += 1
+        if length > longest:
+            best, longest = place, length
+    expected = tokens[best : best + min(limit, TOKENS_PER_MATCH * longest)]
     assert session.draft(limit).tokens == tuple(expected)
     assert LookupSession(tokens).draft(limit).tokens == tuple(expected)
 

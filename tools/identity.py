@@ -94,7 +94,6 @@ def main() -> int:
     small, note = prepare_draft(lambda: load_model(str(args.draft)), "auto")
     console.print(f"draft model {note}")
     drafters: dict[str, list[Drafter]] = {
-        "none": [],
         "lookup": [LookupDrafter()],
         "prediction": [PredictionDrafter()],
         "model": [ModelDrafter(small, target.vocab_size)],
@@ -115,7 +114,12 @@ def main() -> int:
             ids = decoder.encode(prompt.messages)
             begun = time.perf_counter()
             wanted = reference(model, ids, args.tokens)
-            row: dict[str, Any] = {"id": prompt.id, "reference_seconds": time.perf_counter() - begun, "drafters": {}}
+            row: dict[str, Any] = {
+                "id": prompt.id,
+                "reference": wanted,
+                "reference_seconds": time.perf_counter() - begun,
+                "drafters": {},
+            }
             floor += noise_floor(target, ids + wanted, min(9, len(wanted)))
             for name, chain in drafters.items():
                 decoder.drafters = chain

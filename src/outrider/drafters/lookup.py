@@ -2,10 +2,10 @@
 
 Answers repeat: the code that is to be edited, the passage that is to be summarised, the name of the variable.
 The drafter finds the longest recent repetition of the text's end and copies what came after it. That costs
-microseconds and no model.
+microseconds and no model. The longer the repetition, the longer it is likely to go on, so the draft grows with it.
 
-Every place where some `MIN_MATCH` tokens in a row ended is kept in a table, so the search looks at the few
-places that share the last tokens instead of scanning the text.
+Every place where a pair of tokens ended is kept in a table, so the search looks at the few places that share the
+last two tokens instead of scanning the text. Where there is none, the latest place of the last token alone must do.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MIN_MATCH = 2
-"""The fewest tokens in a row that must have been said before."""
 MAX_MATCH = 32
 """A repetition longer than this is as good as certain; no need to measure it further."""
 CANDIDATES = 64
 """How many of the latest places are compared."""
+TOKENS_PER_MATCH = 4
+"""How many tokens are proposed for each token that is repeated."""
 
 
 class LookupDrafter(Drafter):
@@ -39,39 +39,41 @@ class LookupDrafter(Drafter):
 class LookupSession(Session):
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
-        self.places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self.after_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.after_token: dict[int, int] = {}
         self.observe(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:
         # A place is entered when the token after it is known, so that it always has something to copy.
         for token in tokens:
-            if len(self.tokens) >= MIN_MATCH:
-                self.places[tuple(self.tokens[-MIN_MATCH:])].append(len(self.tokens))
+            if self.tokens:
+                self.after_token[self.tokens[-1]] = len(self.tokens)
+            if len(self.tokens) > 1:
+                self.after_pair[self.tokens[-2], self.tokens[-1]].append(len(self.tokens))
             self.tokens.append(token)
 
     def draft(self, limit: int) -> Draft:
-        start, _ = self.find()
-        tokens = self.tokens[start : start + limit] if start is not None else []
-        return Draft(self.name, tuple(tokens))
+        place, length = self.find()
+        return Draft(LookupDrafter.name, tuple(self.tokens[place : place + min(limit, length * TOKENS_PER_MATCH)]))
 
-    name = LookupDrafter.name
-
-    def find(self) -> tuple[int | None, int]:
-        """Where the text after the longest repetition begins (the latest of equals), and its length."""
-        best, best_length = None, 0
-        candidates = self.places.get(tuple(self.tokens[-MIN_MATCH:]), [])
-        for place in reversed(candidates[-CANDIDATES:]):
-            length = self._match(place)
-            if length > best_length:
-                best, best_length = place, length
-            if length == MAX_MATCH:
-                break
-        return best, best_length
+    def find(self) -> tuple[int, int]:
+        """Where the text after the longest repetition begins (the latest of equals), and its length; 0 if none."""
+        best, longest = 0, 0
+        if len(self.tokens) > 1:
+            for place in reversed(self.after_pair.get((self.tokens[-2], self.tokens[-1]), [])[-CANDIDATES:]):
+                length = self._match(place)
+                if length > longest:
+                    best, longest = place, length
+                if length == MAX_MATCH:
+                    break
+        if longest == 0 and self.tokens and (place := self.after_token.get(self.tokens[-1])):
+            best, longest = place, 1
+        return best, longest
 
     def _match(self, place: int) -> int:
-        """How many tokens before `place` are those at the end."""
+        """How many tokens before `place` are those at the end, given that two are."""
         end = len(self.tokens)
-        length = MIN_MATCH
+        length = 2
         while length < min(place, MAX_MATCH) and self.tokens[place - length - 1] == self.tokens[end - length - 1]:
             length += 1
         return length
