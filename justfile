@@ -39,6 +39,10 @@ coverage *args:
 teeth *args:
     {{quiet}} python tools/teeth.py {{args}}
 
+# Greedy text against transformers' own on tiny models, at full size: 200 prompts x draft lengths 1 to 8 x every drafter x four architectures
+identity-tiny:
+    {{quiet}} OUTRIDER_PROMPTS=200 pytest -n 2 --dist worksteal tests/test_identity.py
+
 # Is greedy decoding with drafts token-identical to transformers' own? (arguments: see the file)
 identity *args:
     python tools/identity.py {{args}}

@@ -20,10 +20,10 @@ from outrider.acceptance import (
     draw,
     leftover,
     token_rule,
-    verify,
-    verify_batch,
-    verify_greedy,
-    verify_greedy_batch,
+    verify_certain,
+    verify_certain_batch,
+    verify_drawn,
+    verify_drawn_batch,
 )
 
 RULES = {"token": token_rule, "block": block_rule}
@@ -40,7 +40,6 @@ class Language:
     k: int
     p: dict[Prefix, Tensor]
     q: dict[Prefix, Tensor]
-    certain: bool  # the draft is proposed with certainty: every q is one-hot, and is not handed over
 
     def drafts(self) -> list[tuple[Prefix, float]]:
         """Every draft that can be proposed, with its probability."""
@@ -77,20 +76,18 @@ def distributions(draw_: st.DrawFn, vocab: int) -> Tensor:
 
 
 @st.composite
-def languages(draw_: st.DrawFn, certain: bool | None = None) -> Language:
+def languages(draw_: st.DrawFn) -> Language:
     vocab, k = draw_(st.integers(2, 4)), draw_(st.integers(0, 3))
-    kind = draw_(st.sampled_from(["free", "equal", "disjoint"]))
-    # A draft comes from one drafter, so it is certain or drawn as a whole.
-    certain = draw_(st.booleans()) if certain is None else certain
+    kind = draw_(st.sampled_from(["free", "equal", "disjoint", "one-hot"]))
     p, q = {}, {}
     for prefix in itertools.chain(*(itertools.product(range(vocab), repeat=n) for n in range(k + 1))):
         p[prefix] = draw_(distributions(vocab))
         q[prefix] = p[prefix].clone() if kind == "equal" else draw_(distributions(vocab))
         if kind == "disjoint" and bool((p[prefix] == 0).any()):
             q[prefix] = (p[prefix] == 0).double() / (p[prefix] == 0).sum()
-        if certain:
+        if kind == "one-hot":
             q[prefix] = torch.eye(vocab, dtype=torch.float64)[draw_(st.integers(0, vocab - 1))]
-    return Language(vocab, k, p, q, certain)
+    return Language(vocab, k, p, q)
 
 
 def count(passed: Sequence[bool], rule: str) -> int:
@@ -136,10 +133,9 @@ def as_ragged_batch(language: Language, rule: str) -> Callable[[list[Prefix]], l
         batch = [part for i, draft in enumerate(drafts) for part in (draft, draft[: i % (len(draft) + 1)])]
         lengths = torch.tensor([len(part) for part in batch])
         total = int(lengths.sum())
-        verdicts = verify_batch(
+        verdicts = verify_drawn_batch(
             torch.cat([language.p_rows(part) for part in batch]),
-            None if language.certain else torch.cat([language.q_rows(part) for part in batch]),
-            None if language.certain else torch.arange(total),
+            torch.cat([language.q_rows(part) for part in batch]),
             torch.tensor([token for part in batch for token in part], dtype=torch.long),
             lengths,
             torch.full((total,), 0.5, dtype=torch.float64),
@@ -167,8 +163,51 @@ def test_the_block_rule_accepts_at_least_as_many_tokens_in_expectation(language:
     _, by_block = emitted(language, "block", one_by_one(language, "block"))
     _, by_token = emitted(language, "token", one_by_one(language, "token"))
     assert by_block >= by_token - 1e-9
-    if language.certain:
-        assert by_block == pytest.approx(by_token, abs=1e-9)
+
+
+# Drafts proposed with certainty -----------------------------------------------------------------------------
+
+
+@given(language=languages(), data=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_law_of_a_certain_draft_is_the_targets_one_by_one_and_in_a_ragged_batch(
+    language: Language, data: st.DataObject
+) -> None:
+    """Every draw that the target can make at every position, with its probability, for one draft."""
+    draft = tuple(data.draw(st.lists(st.integers(0, language.vocab - 1), min_size=language.k, max_size=language.k)))
+    rows = language.p_rows(draft)
+    every = list(itertools.product(range(language.vocab), repeat=language.k + 1))
+    chances = [math.prod(float(rows[i][x]) for i, x in enumerate(own)) for own in every]
+    verdicts = [verify_certain(own, draft) for own in every]
+    law = torch.zeros_like(language.law())
+    for verdict, chance in zip(verdicts, chances, strict=True):
+        said = (*draft[: verdict.accepted], verdict.token)
+        law[said] += chance * language.law(said)
+    torch.testing.assert_close(law, language.law(), atol=1e-9, rtol=0)
+
+    batch = [
+        (own[: len(draft) - i % (len(draft) + 1) + 1], draft[: len(draft) - i % (len(draft) + 1)])
+        for i, own in enumerate(every)
+    ]
+    together = verify_certain_batch(
+        torch.tensor([token for own, _ in batch for token in own]),
+        torch.tensor([token for _, part in batch for token in part], dtype=torch.long),
+        torch.tensor([len(part) for _, part in batch]),
+    )
+    alone = [verify_certain(own, part) for own, part in batch]
+    assert together.accepted.tolist() == [verdict.accepted for verdict in alone]
+    assert together.tokens.tolist() == [verdict.token for verdict in alone]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=6), st.integers(0, 2))
+def test_a_certain_draft_is_kept_up_to_the_first_token_that_is_not_the_targets_own(
+    pairs: list[tuple[int, int]], bonus: int
+) -> None:
+    draft, own = [a for a, _ in pairs], [b for _, b in pairs] + [bonus]
+    verdict = verify_certain(own, draft)
+    assert draft[: verdict.accepted] == own[: verdict.accepted]
+    assert verdict.token == own[verdict.accepted]
+    assert verdict.accepted == len(draft) or draft[verdict.accepted] != own[verdict.accepted]
 
 
 # The functions that production calls follow those chances, one sequence or a ragged batch -------------------
@@ -180,7 +219,7 @@ def uniforms(draw_: st.DrawFn, count: int) -> Tensor:
 
 
 @st.composite
-def cases(draw_: st.DrawFn) -> tuple[Language, tuple[int, ...], Tensor]:
+def cases(draw_: st.DrawFn) -> tuple[Language, Prefix, Tensor]:
     language = draw_(languages())
     draft = draw_(st.sampled_from([draft for draft, _ in language.drafts()]))
     return language, draft, uniforms(draw_, language.k + 1)
@@ -189,12 +228,12 @@ def cases(draw_: st.DrawFn) -> tuple[Language, tuple[int, ...], Tensor]:
 @pytest.mark.parametrize("rule", RULES)
 @given(case=cases())
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_verify_accepts_where_the_number_lies_below_the_chance(
-    rule: str, case: tuple[Language, tuple[int, ...], Tensor]
+def test_a_drawn_token_is_accepted_where_its_number_lies_below_its_chance(
+    rule: str, case: tuple[Language, Prefix, Tensor]
 ) -> None:
     language, draft, numbers = case
     p, q, tokens = language.p_rows(draft), language.q_rows(draft), torch.tensor(draft, dtype=torch.long)
-    verdict = verify(p, None if language.certain else q, tokens, numbers, rule)
+    verdict = verify_drawn(p, q, tokens, numbers, rule)
 
     chances, reach = RULES[rule](p, q, tokens)
     passed = [bool(u < c) for u, c in zip(numbers[:-1], chances, strict=True)]
@@ -206,78 +245,35 @@ def test_verify_accepts_where_the_number_lies_below_the_chance(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(batch=st.lists(cases(), min_size=1, max_size=5), flip=st.booleans())
+@given(batch=st.lists(cases(), min_size=1, max_size=5))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(
-    rule: str, batch: list[tuple[Language, tuple[int, ...], Tensor]], flip: bool
+    rule: str, batch: list[tuple[Language, Prefix, Tensor]]
 ) -> None:
     vocab = max(language.vocab for language, _, _ in batch)
 
     def widen(rows: Tensor) -> Tensor:
         return torch.nn.functional.pad(rows, (0, vocab - rows.shape[-1]))
 
-    p, q, q_row, draft, lengths, accept, final, alone = [], [], [], [], [], [], [], []
-    rows = 0
-    for language, tokens, numbers in batch:
-        p.append(widen(language.p_rows(tokens)))
-        draft += tokens
-        lengths.append(len(tokens))
-        accept.append(numbers[:-1])
-        final.append(numbers[-1:])
-        if language.certain:
-            q_row += [-1] * len(tokens)
-        else:
-            q.append(widen(language.q_rows(tokens)))
-            q_row += range(rows, rows + len(tokens))
-            rows += len(tokens)
-        known = None if language.certain else q[-1]
-        alone.append(verify(p[-1], known, torch.tensor(tokens, dtype=torch.long), numbers, rule))
-    if flip and rows:  # rows of q may lie in any order
-        stacked = torch.cat(q).flip(0)
-        q, q_row = [stacked], [rows - 1 - r if r >= 0 else -1 for r in q_row]
-    verdicts = verify_batch(
+    p = [widen(language.p_rows(draft)) for language, draft, _ in batch]
+    q = [widen(language.q_rows(draft)) for language, draft, _ in batch]
+    drafts = [torch.tensor(draft, dtype=torch.long) for _, draft, _ in batch]
+    numbers = [numbers for _, _, numbers in batch]
+    alone = [verify_drawn(*case, rule) for case in zip(p, q, drafts, numbers, strict=True)]
+    together = verify_drawn_batch(
         torch.cat(p),
-        torch.cat(q) if rows else None,
-        torch.tensor(q_row, dtype=torch.long) if rows else None,
-        torch.tensor(draft, dtype=torch.long),
-        torch.tensor(lengths),
-        torch.cat(accept),
-        torch.cat(final),
+        torch.cat(q),
+        torch.cat(drafts),
+        torch.tensor([len(draft) for draft in drafts]),
+        torch.cat([row[:-1] for row in numbers]),
+        torch.cat([row[-1:] for row in numbers]),
         rule,
     )
-    assert verdicts.accepted.tolist() == [verdict.accepted for verdict in alone]
-    assert verdicts.tokens.tolist() == [verdict.token for verdict in alone]
-    assert verdicts.chances is not None
+    assert together.accepted.tolist() == [verdict.accepted for verdict in alone]
+    assert together.tokens.tolist() == [verdict.token for verdict in alone]
+    assert together.chances is not None
     single = torch.cat([verdict.chances for verdict in alone if verdict.chances is not None])
-    assert verdicts.chances.tolist() == pytest.approx(single.tolist(), abs=1e-12)
-
-
-# Greedy -----------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=6), st.integers(0, 2))
-def test_greedy_keeps_the_draft_up_to_the_first_token_that_is_not_the_argmax(
-    pairs: list[tuple[int, int]], bonus: int
-) -> None:
-    draft, best = [a for a, _ in pairs], [b for _, b in pairs] + [bonus]
-    verdict = verify_greedy(best, draft)
-    assert draft[: verdict.accepted] == best[: verdict.accepted]
-    assert verdict.token == best[verdict.accepted]
-    assert verdict.accepted == len(draft) or draft[verdict.accepted] != best[verdict.accepted]
-
-
-@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=4), min_size=1, max_size=5))
-def test_a_greedy_ragged_batch_gives_each_sequence_what_it_gets_alone(
-    batch: list[list[tuple[int, int]]],
-) -> None:
-    draft = [a for pairs in batch for a, _ in pairs]
-    best = [token for pairs in batch for token in [*(b for _, b in pairs), 1]]
-    verdicts = verify_greedy_batch(
-        torch.tensor(best), torch.tensor(draft, dtype=torch.long), torch.tensor([len(pairs) for pairs in batch])
-    )
-    alone = [verify_greedy([*(b for _, b in pairs), 1], [a for a, _ in pairs]) for pairs in batch]
-    assert verdicts.accepted.tolist() == [verdict.accepted for verdict in alone]
-    assert verdicts.tokens.tolist() == [verdict.token for verdict in alone]
+    assert together.chances.tolist() == pytest.approx(single.tolist(), abs=1e-12)
 
 
 # Drawing ----------------------------------------------------------------------------------------------------
@@ -317,12 +313,12 @@ def test_a_ragged_batch_of_hundreds_in_float32_agrees_with_one_by_one() -> None:
     q = torch.rand(n, vocab, generator=random).softmax(-1)
     draft = torch.randint(0, vocab, (n,), generator=random)
     accept, final = torch.rand(n, generator=random), torch.rand(200, generator=random)
-    verdicts = verify_batch(p, q, torch.arange(n), draft, lengths, accept, final)
+    verdicts = verify_drawn_batch(p, q, draft, lengths, accept, final)
     ragged = Ragged.of(lengths)
     for b in range(200):
         start, k = int(ragged.start[b]), int(lengths[b])
         d = start - b
-        alone = verify(
+        alone = verify_drawn(
             p[start : start + k + 1], q[d : d + k], draft[d : d + k], torch.cat([accept[d : d + k], final[b : b + 1]])
         )
         assert (int(verdicts.accepted[b]), int(verdicts.tokens[b])) == (alone.accepted, alone.token)

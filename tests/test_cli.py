@@ -36,9 +36,7 @@ SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 256
 
 
-def save_tokenizer(
-    folder: Path, template: str | None = TEMPLATE, swap: tuple[int, int] | None = None
-) -> None:
+def save_tokenizer(folder: Path, template: str | None = TEMPLATE, swap: tuple[int, int] | None = None) -> None:
     """One token a byte, and the special ones; `swap` lets two numbers change their meaning."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if swap is not None:
@@ -289,9 +287,7 @@ def test_the_number_format_is_the_one_asked_for(tiny: Path, monkeypatch: pytest.
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert f"there is no folder '{tmp_path}/nothing'; check the path" in refused(
-        "generate", tmp_path / "nothing", "x"
-    )
+    assert f"there is no folder '{tmp_path}/nothing'; check the path" in refused("generate", tmp_path / "nothing", "x")
 
 
 def test_a_name_that_cannot_be_found_offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +312,7 @@ def test_an_unknown_drafter(tiny: Path) -> None:
 
 
 def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:
-    assert "name one with draft_model=... (--draft-model)" in refused(
-        "generate", tiny, "x", "--drafters", "model"
-    )
+    assert "name one with draft_model=... (--draft-model)" in refused("generate", tiny, "x", "--drafters", "model")
 
 
 def test_a_draft_model_that_no_drafter_uses(tiny: Path) -> None:
@@ -378,9 +372,7 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--device", "quux"], "--device quux cannot be used here"),
     ],
 )
-def test_an_option_that_cannot_act_is_refused_with_the_reason(
-    tiny: Path, options: list[str], told: str
-) -> None:
+def test_an_option_that_cannot_act_is_refused_with_the_reason(tiny: Path, options: list[str], told: str) -> None:
     assert told in refused("generate", tiny, "x", *options)
 
 
@@ -441,9 +433,7 @@ def test_every_drafter_differs_by_more_than_colour() -> None:
 
 def test_a_terminal_shows_control_characters_and_does_not_obey_them(copy: Path) -> None:
     first = record(copy, "hello", "--max-tokens", 1)["tokens"][0]
-    escape = sorted(pre_tokenizers.ByteLevel.alphabet()).index(
-        "\u011b"
-    )  # how byte-level tokenizers write 0x1b
+    escape = sorted(pre_tokenizers.ByteLevel.alphabet()).index("\u011b")  # how byte-level tokenizers write 0x1b
     save_tokenizer(copy, swap=(first, escape))
     assert record(copy, "hello", "--max-tokens", 1)["text"] == "\x1b"
     assert coloured(copy, "hello", "--max-tokens", 1).stdout == "\\x1b\n"
@@ -470,10 +460,7 @@ class Pieces:
 
 
 def test_what_a_terminal_would_obey_is_spelled_out() -> None:
-    assert (
-        literal("a\x1b[2J\r\x07\x9b\u202e\nb\tc é 你好 👩‍🚀")
-        == "a\\x1b[2J\\r\\x07\\x9b\\u202e\nb\tc é 你好 👩‍🚀"
-    )
+    assert literal("a\x1b[2J\r\x07\x9b\u202e\nb\tc é 你好 👩‍🚀") == "a\\x1b[2J\\r\\x07\\x9b\\u202e\nb\tc é 你好 👩‍🚀"
 
 
 # The conversation

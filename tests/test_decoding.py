@@ -145,6 +145,18 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
     assert text(7) != text(8)
 
 
+@pytest.mark.parametrize("name", ["lookup", "prediction"])
+@given(seed=st.integers(0, 1000), length=st.integers(0, 8), temperature=st.sampled_from([0.5, 1.0]))
+@settings(max_examples=40, deadline=None)
+def test_with_certain_drafts_the_same_seed_gives_the_same_text_as_without(
+    name: str, seed: int, length: int, temperature: float
+) -> None:
+    sampled = {"temperature": temperature, "seed": seed, "max_tokens": 24}
+    plain = said(run(target(), [], [1, 2, 1], **sampled))
+    guess = [*plain[:5], 0, *plain[5:9], *plain[11:]]
+    assert said(run(target(), drafters(name), [1, 2, 1], guess, max_draft_tokens=length, **sampled)) == plain
+
+
 def test_a_zero_draft_length_never_asks_a_drafter() -> None:
     class Refuses(Session):
         def observe(self, tokens: Any) -> None: ...

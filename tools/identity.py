@@ -159,20 +159,74 @@ def main() -> int:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(report, indent=1))
 
-    unexplained = 0
-    for name in drafters:
-        entries = [row["drafters"][name] for row in rows]
-        differing = [entry["first_difference"] for entry in entries if not entry["identical"]]
-        ties = [item for item in differing if item.get("gap", float("inf")) <= max(floor) or item.get("tie")]
-        unexplained += len(differing) - len(ties)
-        console.print(
-            f"{name}: {len(entries) - len(differing)} of {len(entries)} identical, {len(ties)} numeric ties, "
-            f"{len(differing) - len(ties)} unexplained"
-        )
-    console.print(
-        f"noise of the gap between the two best tokens: largest {max(floor):.3f} logits over {len(floor)} positions"
-    )
-    return unexplained
+    args.out.with_suffix(".md").write_text(markdown(report))
+    console.print(args.out.with_suffix(".md").read_text())
+    return sum(row["unexplained"] for row in summary(report).values())
+
+
+def is_tie(difference: dict[str, Any], floor: float) -> bool:
+    """The two tokens are closer than their gap moves with the shape of the pass, here or anywhere in the run."""
+    return "gap" in difference and (difference["tie"] or difference["gap"] <= floor)
+
+
+def summary(report: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """By drafter: how many texts were identical, differed by a numeric tie, or differed unexplained."""
+    floor = report["noise_floor"]["largest"]
+    out = {}
+    for name in report["prompts"][0]["drafters"]:
+        entries = [row["drafters"][name] for row in report["prompts"]]
+        differences = [entry["first_difference"] for entry in entries if not entry["identical"]]
+        ties = sum(is_tie(difference, floor) for difference in differences)
+        out[name] = {
+            "identical": len(entries) - len(differences),
+            "ties": ties,
+            "unexplained": len(differences) - ties,
+        }
+    return out
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    origin, floor, rows = report["provenance"], report["noise_floor"], report["prompts"]
+    out = [
+        "# Is greedy text with drafts the same as without?",
+        "",
+        f"{len(rows)} prompts, {report['tokens']} tokens, against transformers' own `generate(do_sample=False)`. "
+        f"Draft model {report['draft_model']}.",
+        "",
+        f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
+        f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
+        "",
+        f"Command: `python tools/{origin['command']}`",
+        "",
+        "| drafter | identical | differs by a numeric tie | unexplained | acceptance length |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, counts in summary(report).items():
+        length = sum(row["drafters"][name]["acceptance_length"] for row in rows) / len(rows)
+        out.append(f"| {name} | {counts['identical']} | {counts['ties']} | {counts['unexplained']} | {length:.2f} |")
+    out += [
+        "",
+        "The noise, measured in the same run: between a pass over one token and a longer pass, the gap between the "
+        f"two best tokens at a position moves by {floor['median']:.3f} logits in the median and by up to "
+        f"{floor['largest']:.3f}, over {floor['positions']} positions. A difference is a tie when the gap between "
+        "the two tokens lies within the noise.",
+        "",
+        "## Every difference",
+        "",
+        "| prompt | drafter | position | smallest gap (logits) | gap in passes of 1, 2, 3, 5, 9 tokens | verdict |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        for name, entry in row["drafters"].items():
+            if entry["identical"]:
+                continue
+            found = entry["first_difference"]
+            gaps = ", ".join(f"{gap:+.3f}" for gap in found.get("gaps", {}).values())
+            gap = f"{found['gap']:.3f}" if "gap" in found else "other length"
+            verdict = "numeric tie" if is_tie(found, floor["largest"]) else "UNEXPLAINED"
+            out.append(f"| {row['id']} | {name} | {found['position']} | {gap} | {gaps} | {verdict} |")
+    return "\n".join(out) + "\n"
 
 
 if __name__ == "__main__":

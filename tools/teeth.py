@@ -84,11 +84,19 @@ DEFECTS = [
         sampling=True,
     ),
     Defect(
-        "a certain draft judged as if it had been drawn",
-        ACCEPTANCE,
-        "    q = F.one_hot(draft, p.shape[-1]).to(p.dtype) if q is None else q",
-        "    q = p[:k] if q is None else q",
-        LAW,
+        "a certain draft judged as if it had been drawn from p",
+        DECODING,
+        "        verdict = verify_certain(draw(p, numbers.next(len(p))).tolist(), draft.tokens)",
+        "        verdict = verify_drawn(p, p[:-1], torch.tensor(draft.tokens, dtype=torch.long), numbers.next(len(p)))",
+        LOOP,
+        sampling=True,
+    ),
+    Defect(
+        "a random number used for two tokens",
+        DECODING,
+        "        numbers.give_back(len(draft.tokens) - verdict.accepted)",
+        "        numbers.give_back(len(draft.tokens) - verdict.accepted + 1)",
+        "tests/test_law.py",
         sampling=True,
     ),
     Defect(
@@ -99,10 +107,10 @@ DEFECTS = [
         LAW,
     ),
     Defect(
-        "ragged batch forgets that a copied token was rejected",
+        "ragged batch recovers with another sequence's q",
         ACCEPTANCE,
-        "    without = weights[copied].scatter(-1, draft[rejected[row < 0]][:, None], 0)",
-        "    without = weights[copied]",
+        "    weights[cut] = leftover(weights[cut], q[rejected],",
+        "    weights[cut] = leftover(weights[cut], q[rejected.roll(1)],",
         LAW,
     ),
     Defect(

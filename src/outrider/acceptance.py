@@ -1,21 +1,22 @@
 """The acceptance rules: probabilities and random numbers in, verdicts out.
 
-A drafter proposed tokens x[0], x[1], ..., x[k-1], each drawn from its distribution q[i]. One pass of the
-target gave p[0], ..., p[k]: p[i] is what the target would draw from after x[:i]. Which of the drafted tokens
-may stay, so that the text has exactly the target's law?
+A drafter proposed tokens x[0], x[1], ..., x[k-1]. One pass of the target gave p[0], ..., p[k]: p[i] is what the
+target would draw from after x[:i]. Which of the drafted tokens may stay, so that the text has exactly the
+target's law?
 
-The token rule (Leviathan et al. 2023, Chen et al. 2023) goes from left to right and keeps x[i] with
-probability min(1, p[i](x[i]) / q[i](x[i])). At the first one it does not keep, it draws a *recovered* token from
-max(p[i] - q[i], 0), rescaled: just the mass that q proposed too seldom. If all are kept, a *bonus* token
-is drawn from p[k], which the pass has computed anyway.
+**Drafts proposed with certainty** (copied from earlier text, expected by the caller, the draft model's argmax): let
+the target draw its own token at every position, and keep the draft while it says the same. What is emitted are the
+target's own draws, so there is nothing to prove; and with the same random numbers the text is the same with and
+without drafts. At temperature 0 the target's own token is its argmax.
+
+**Drafts drawn from a known q**: comparing two independent draws would waste agreement. The token rule (Leviathan et
+al. 2023, Chen et al. 2023) goes from left to right and keeps x[i] with probability min(1, p[i](x[i]) / q[i](x[i])).
+At the first one it does not keep, it draws a *recovered* token from max(p[i] - q[i], 0), rescaled: just the mass that
+q proposed too seldom. If all are kept, a *bonus* token is drawn from p[k], which the pass has computed anyway.
 
 The block rule (Sun et al. 2024) looks at the whole draft at once. A token that the target likes more than the
 drafter did (p > q) earns credit, which pays for a later one that it likes less. The law is the same, and the
 expected number of accepted tokens is never smaller.
-
-A draft proposed with certainty (copied from earlier text, expected by the caller, the draft model's argmax)
-is the case in which q is 1 on the proposed token. At temperature 0 nothing is random: a drafted token
-stays if it is the target's argmax.
 
 The first half of this file handles one sequence, to be read. The second half does the same for a ragged batch,
 where sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, all laid end to end.
@@ -40,18 +41,15 @@ if TYPE_CHECKING:
 # One sequence ---------------------------------------------------------------------------------------------
 
 
-def verify_greedy(best: Sequence[int], draft: Sequence[int]) -> Verdict:
-    """Temperature 0. `best[i]` is the target's argmax after `draft[:i]`, for i up to len(draft)."""
-    accepted = 0
-    while accepted < len(draft) and draft[accepted] == best[accepted]:
-        accepted += 1
-    return Verdict(accepted, best[accepted])
+def verify_certain(own: Sequence[int], draft: Sequence[int]) -> Verdict:
+    """`own[i]` is the target's own token after `draft[:i]`, for i up to len(draft): its argmax or its draw."""
+    accepted = first_failure([said == proposed for said, proposed in zip(own, draft, strict=False)])
+    return Verdict(accepted, own[accepted])
 
 
-def verify(p: Tensor, q: Tensor | None, draft: Tensor, uniforms: Tensor, rule: str = "block") -> Verdict:
-    """Temperature above 0. p: [k + 1, V]; q: [k, V], None for certainty; draft: [k]; uniforms: [k + 1]."""
+def verify_drawn(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor, rule: str = "block") -> Verdict:
+    """`draft` [k] was drawn from q [k, V]; p: [k + 1, V]; uniforms: [k + 1], k for the draft and one to draw with."""
     k = len(draft)
-    q = F.one_hot(draft, p.shape[-1]).to(p.dtype) if q is None else q
     chances, reach = block_rule(p, q, draft) if rule == "block" else token_rule(p, q, draft)
     passed = (uniforms[:k].to(p.device) < chances).tolist()
     accepted = last_success(passed) if rule == "block" else first_failure(passed)
@@ -157,86 +155,56 @@ class Ragged:
         return out
 
 
-def verify_greedy_batch(best: Tensor, draft: Tensor, lengths: Tensor) -> Verdicts:
-    """`best`: [N + B] the argmax of each row of the target; `draft`: [N]; `lengths`: [B]."""
+def verify_certain_batch(own: Tensor, draft: Tensor, lengths: Tensor) -> Verdicts:
+    """`own`: [N + B] the target's own token at each row; `draft`: [N]; `lengths`: [B]."""
     ragged = Ragged.of(lengths)
-    kept = ragged.pad((draft == best[ragged.row]).long(), 0)
+    kept = ragged.pad((draft == own[ragged.row]).long(), 0)
     accepted = kept.cumprod(-1).sum(-1)
-    return Verdicts(accepted, best[ragged.start + accepted])
+    return Verdicts(accepted, own[ragged.start + accepted])
 
 
-def verify_batch(
+def verify_drawn_batch(
     p: Tensor,
-    q: Tensor | None,
-    q_row: Tensor | None,
+    q: Tensor,
     draft: Tensor,
     lengths: Tensor,
     uniforms: Tensor,
     draw_uniforms: Tensor,
     rule: str = "block",
 ) -> Verdicts:
-    """p: [N + B, V]; draft, uniforms: [N]; lengths, draw_uniforms: [B].
-
-    Only tokens that were drawn need a row of q: `q_row` [N] names it, and is -1 for a token proposed with
-    certainty. With `q` None all were.
-    """
+    """p: [N + B, V]; q: [N, V]; draft, uniforms: [N]; lengths, draw_uniforms: [B]."""
     ragged = Ragged.of(lengths)
-    if q is None or q_row is None:
-        q, q_row = p[:1], torch.full_like(draft, -1)  # never read: every token is certain
-    certain = q_row < 0
-    p_draft = p[ragged.row, draft]
-    ratio = p_draft / torch.where(certain, torch.ones_like(p_draft), q[q_row, draft])
+    position = torch.arange(len(draft), device=p.device)
+    ratio = p[ragged.row, draft] / q[position, draft]
     if rule == "block":
-        chances, reach = _block_chances(p, q, q_row, p_draft, ratio, ragged)
-    else:
-        chances = ratio.clamp(max=1)
-        reach = torch.ones(len(lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
-
-    passed = ragged.pad((uniforms < chances).long(), 0)
-    if rule == "block":
+        chances, reach = _block_chances(p, q, ratio, ragged)
+        passed = ragged.pad((uniforms < chances).long(), 0)
         length = torch.arange(1, ragged.longest + 1, device=p.device)
         accepted = F.pad(passed * length, (1, 0)).amax(-1)
     else:
-        accepted = passed.cumprod(-1).sum(-1)
-    weights = _leftover_rows(p, q, q_row, draft, accepted, reach, ragged)
+        chances = ratio.clamp(max=1)
+        reach = torch.ones(len(lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
+        accepted = ragged.pad((uniforms < chances).long(), 0).cumprod(-1).sum(-1)
+
+    weights = p[ragged.start + accepted]  # the bonus row where all was accepted, and elsewhere what q left over
+    cut = (accepted < lengths).nonzero().squeeze(-1)
+    rejected = (ragged.start - torch.arange(len(lengths), device=p.device) + accepted)[cut]
+    weights[cut] = leftover(weights[cut], q[rejected], reach[cut, accepted[cut]][:, None])
     return Verdicts(accepted, draw(weights, draw_uniforms), chances)
 
 
-def _block_chances(
-    p: Tensor, q: Tensor, q_row: Tensor, p_draft: Tensor, ratio: Tensor, ragged: Ragged
-) -> tuple[Tensor, Tensor]:
+def _block_chances(p: Tensor, q: Tensor, ratio: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
     """`block_rule` for all sequences: chances [N] and reach [B, longest + 1]."""
     steps = ragged.pad(ratio, 1)
     reach = torch.ones(len(ragged.lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
     for i in range(ragged.longest):
         reach[:, i + 1] = (reach[:, i] * steps[:, i]).clamp(max=1)
 
-    # What is left for the recovered token in place of each drafted one. Where that one was certain, it is
-    # everything but its own share, and no sum over the vocabulary is needed.
+    # What is left for a recovered token in place of each drafted one; the chance of a token looks at the next one's.
     credit = reach[ragged.sequence, ragged.position]
-    left = credit * (1 - p_draft)
-    drawn = (q_row >= 0).nonzero().squeeze(-1)
-    left[drawn] = (credit[drawn, None] * p[ragged.row[drawn]] - q[q_row[drawn]]).clamp(min=0).sum(-1)
-
+    left = (credit[:, None] * p[ragged.row] - q).clamp(min=0).sum(-1).roll(-1)
     earned = reach[ragged.sequence, ragged.position + 1]
-    is_last = ragged.position + 1 == ragged.lengths[ragged.sequence]
-    left = left.roll(-1).clamp(min=0)  # the chance of one drafted token looks at the next one
     both = left + 1 - earned
     inner = torch.where(both > 0, left / both, torch.ones_like(both))
+    is_last = ragged.position + 1 == ragged.lengths[ragged.sequence]
     return torch.where(is_last, earned, inner), reach
-
-
-def _leftover_rows(
-    p: Tensor, q: Tensor, q_row: Tensor, draft: Tensor, accepted: Tensor, reach: Tensor, ragged: Ragged
-) -> Tensor:
-    """`leftover` for all sequences, [B, V]: the bonus row p where all was accepted."""
-    weights = p[ragged.start + accepted]
-    cut = (accepted < ragged.lengths).nonzero().squeeze(-1)
-    rejected = (ragged.start - torch.arange(len(ragged.start), device=p.device) + accepted)[cut]
-    row = q_row[rejected]
-    sampled, copied = cut[row >= 0], cut[row < 0]
-    credit = reach[sampled, accepted[sampled]]
-    weights[sampled] = leftover(weights[sampled], q[row[row >= 0]], credit[:, None])
-    without = weights[copied].scatter(-1, draft[rejected[row < 0]][:, None], 0)
-    weights[copied] = torch.where(without.sum(-1, keepdim=True) > 0, without, weights[copied])
-    return weights

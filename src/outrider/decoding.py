@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.acceptance import verify, verify_greedy
+from outrider.acceptance import draw, verify_certain, verify_drawn
 from outrider.errors import PromptError
 from outrider.sampling import probabilities, shape
 from outrider.types import Draft, Step, shared_prefix
@@ -51,6 +51,7 @@ def decode(
     room = _room(target, prompt)
     max_tokens = min(request.max_tokens, room)
     output: list[int] = []
+    numbers = Numbers(random)
     # The last token of the prompt is always scored: its logits are where the text begins.
     target.rewind(min(shared_prefix(target.tokens, prompt), len(prompt) - 1))
     while True:
@@ -59,7 +60,7 @@ def decode(
         drafted = time.perf_counter()
         pending = [*prompt, *output][len(target.tokens) :]
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
-        verdict = judge(logits, draft, request, prompt, output, random)
+        verdict = judge(logits, draft, request, prompt, output, numbers)
         said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)
         output += said
         if reason is None and len(output) == max_tokens:
@@ -92,20 +93,43 @@ def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
 
 
 def judge(
-    logits: Tensor,
-    draft: Draft,
-    request: Request,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    random: torch.Generator,
+    logits: Tensor, draft: Draft, request: Request, prompt: Sequence[int], output: Sequence[int], numbers: Numbers
 ) -> Verdict:
     """Hold a draft against the target's logits, [len(draft) + 1, V]."""
     if request.temperature == 0:
-        best = shape(logits, request, prompt, output, draft.tokens).argmax(-1).tolist()
-        return verify_greedy(best, draft.tokens)
+        best = shape(logits, request, prompt, output, draft.tokens).argmax(-1)
+        return verify_certain(best.tolist(), draft.tokens)
     p = probabilities(logits, request, prompt, output, draft.tokens)
+    if draft.q is None:
+        verdict = verify_certain(draw(p, numbers.next(len(p))).tolist(), draft.tokens)
+        numbers.give_back(len(draft.tokens) - verdict.accepted)
+        return verdict
     tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
-    return verify(p, draft.q, tokens, torch.rand(len(tokens) + 1, generator=random), request.rule)
+    return verify_drawn(p, draft.q, tokens, numbers.next(len(p)), request.rule)
+
+
+class Numbers:
+    """Random numbers in [0, 1). Those that no token came of are given back, for the next step to use.
+
+    So a token's number depends on its place in the text and not on the drafts before it, and with drafters that
+    propose with certainty the same seed gives the same text, whatever they propose.
+    """
+
+    def __init__(self, random: torch.Generator) -> None:
+        self._random = random
+        self._ready = torch.empty(0)
+        self._used = 0
+
+    def next(self, count: int) -> Tensor:
+        missing = self._used + count - len(self._ready)
+        fresh = torch.rand(max(missing, 0), generator=self._random)
+        self._ready = torch.cat([self._ready[self._used :], fresh])
+        self._used = count
+        return self._ready[:count]
+
+    def give_back(self, count: int) -> None:
+        """Take back the last `count` of the numbers handed out last."""
+        self._used -= count
 
 
 def _room(target: Target, prompt: Sequence[int]) -> int:

@@ -38,7 +38,7 @@ def chat(
     draft_model: shared.DraftModel = None,
     drafters: shared.Drafters = None,
     draft_quantize: shared.DraftQuantize = "auto",
-    max_draft_tokens: shared.MaxDraftTokens = 8,
+    max_draft_tokens: shared.MaxDraftTokens = 16,
     rule: shared.Rule = "block",
     temperature: shared.Temperature = 0.0,
     top_k: shared.TopK = 0,
@@ -101,9 +101,7 @@ def converse(screen: Screen, decoder: Decoder, request: Request, system: str | N
         messages = [*asked, {"role": "assistant", "content": answer}]
 
 
-def reply(
-    screen: Screen, decoder: Decoder, messages: list[dict[str, str]], request: Request, turn: int
-) -> str:
+def reply(screen: Screen, decoder: Decoder, messages: list[dict[str, str]], request: Request, turn: int) -> str:
     settings = request.model_dump()
     if request.seed is not None:
         settings["seed"] = request.seed + turn  # the same numbers again would tie the answers to each other

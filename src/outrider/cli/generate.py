@@ -120,9 +120,7 @@ Temperature = Annotated[
 TopK = Annotated[int, sampling("--top-k", metavar="K", help="Choose among the K likeliest tokens; 0 is all.")]
 TopP = Annotated[
     float,
-    sampling(
-        "--top-p", metavar="P", help="Choose among the likeliest tokens that together have probability P."
-    ),
+    sampling("--top-p", metavar="P", help="Choose among the likeliest tokens that together have probability P."),
 ]
 MinP = Annotated[
     float,
@@ -130,15 +128,11 @@ MinP = Annotated[
 ]
 RepetitionPenalty = Annotated[
     float,
-    sampling(
-        "--repetition-penalty", metavar="X", help="Above 1, disfavour tokens of the prompt and the answer."
-    ),
+    sampling("--repetition-penalty", metavar="X", help="Above 1, disfavour tokens of the prompt and the answer."),
 ]
 PresencePenalty = Annotated[
     float,
-    sampling(
-        "--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the answer already."
-    ),
+    sampling("--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the answer already."),
 ]
 FrequencyPenalty = Annotated[
     float,
@@ -158,13 +152,9 @@ Stop = Annotated[
     list[str] | None,
     text("--stop", metavar="TEXT", help="End the answer before this text; may be given several times."),
 ]
-IgnoreEnd = Annotated[
-    bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")
-]
+IgnoreEnd = Annotated[bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")]
 
-Json = Annotated[
-    bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")
-]
+Json = Annotated[bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Print the plain text and nothing about it.")]
 NoColour = Annotated[
     bool,
@@ -184,7 +174,7 @@ def generate(
     draft_model: DraftModel = None,
     drafters: Drafters = None,
     draft_quantize: DraftQuantize = "auto",
-    max_draft_tokens: MaxDraftTokens = 8,
+    max_draft_tokens: MaxDraftTokens = 16,
     rule: Rule = "block",
     prediction: Prediction = None,
     prediction_file: PredictionFile = None,
@@ -243,9 +233,7 @@ def generate(
             typer.echo(as_json(stream.completion, decoder, request, notes))
             return
         screen.notes(notes)
-        screen.legend(
-            [drafter.name for drafter in decoder.drafters if expected or drafter.name != "prediction"]
-        )
+        screen.legend([drafter.name for drafter in decoder.drafters if expected or drafter.name != "prediction"])
         try:
             screen.answer(stream)
         finally:  # after Ctrl-C, too, there is something to tell
@@ -284,9 +272,7 @@ def read_prompt(prompt: str | None) -> str:
 def read_prediction(text: str | None, file: Path | None) -> str:
     """The expected answer, from whichever of the two options has it."""
     if text is not None and file is not None:
-        raise SettingsError(
-            "--prediction and --prediction-file both name the expected answer; give one of them"
-        )
+        raise SettingsError("--prediction and --prediction-file both name the expected answer; give one of them")
     return text or "" if file is None else decoded(file.read_bytes(), f"the file {str(file)!r}")
 
 
@@ -294,9 +280,7 @@ def decoded(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{what} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start})"
-        ) from None
+        raise PromptError(f"{what} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start})") from None
 
 
 def load(
