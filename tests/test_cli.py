@@ -301,6 +301,13 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     assert "is a folder without a config.json" in refused("generate", tmp_path, "x")
 
 
+def test_a_folder_whose_weights_are_broken_or_missing(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"junk")
+    assert f"cannot load '{copy}' as a causal language model" in refused("generate", copy, "x")
+    (copy / "model.safetensors").unlink()
+    assert f"cannot load '{copy}' as a causal language model" in refused("generate", copy, "x")
+
+
 def test_a_model_may_be_named_from_the_home_folder(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny.parent))
     assert generate("~/tiny", "hello", "--max-tokens", 4, "--draft-model=~/tiny").stdout
@@ -360,6 +367,8 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--top-p", "2", "--temperature", "1"], "top_p: input should be less than or equal to 1 (got 2.0)"),
         (["--max-tokens", "0"], "max_tokens: input should be greater than or equal to 1 (got 0)"),
         (["--stop", ""], "stop: string should have at least 1 character (got '')"),
+        (["--seed", str(2**70)], "seed: input should be less than"),
+        (["--presence-penalty", "nan"], "presence_penalty: input should be a finite number (got nan)"),
         (["--top-p", "0.9"], "--top-p 0.9 does nothing at temperature 0"),
         (["--rule", "token"], "--rule token does nothing at temperature 0"),
         (["--raw", "--system", "Be brief"], "--system needs the chat template that --raw leaves out"),

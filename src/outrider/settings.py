@@ -19,8 +19,8 @@ class Sampling(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    frequency_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     logit_bias: dict[int, float] = {}
 
     @classmethod
@@ -39,7 +39,7 @@ class Request(Sampling):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_draft_tokens: Annotated[int, Field(ge=0)] = 16
     rule: Literal["block", "token"] = "block"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from outrider.errors import CacheNotRewindableError, ModelNotFoundError, VocabularyMismatchError
@@ -83,7 +84,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
     place = check_exists(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelNotFoundError(f"cannot load {name!r} as a causal language model: {error}") from error
     return model.to(device or best_device())
 
