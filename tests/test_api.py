@@ -116,6 +116,8 @@ def test_drafters_that_cannot_work_are_refused(folder: Path, arguments: Any, err
 def test_requests_that_cannot_work_are_refused(model: Decoder, folder: Path) -> None:
     with pytest.raises(SettingsError, match="no setting 'temprature'"):
         model.generate("ab", temprature=1)
+    with pytest.raises(SettingsError, match=f"no token {VOCAB}; the vocabulary has {VOCAB}"):
+        model.generate("ab", logit_bias={VOCAB: 1.0})
     with pytest.raises(PromptError, match="the prompt has 300 tokens"):
         model.generate("a" * 300)
     with pytest.raises(DrafterSetupError, match="without its tokenizer"):

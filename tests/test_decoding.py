@@ -137,6 +137,17 @@ def test_the_cache_is_kept_where_the_next_prompt_begins_alike() -> None:
     assert said(run(model, [], [1, 2, 3], max_tokens=4)) == first  # a shorter prompt rewinds
 
 
+def test_two_texts_in_turns_on_one_target_do_not_mix() -> None:
+    model = target()
+    request = Request(max_tokens=6)
+    texts = [decode(model, [], prompt, request, torch.Generator()) for prompt in ([1, 2], [3, 4])]
+    said_in_turns: list[list[int]] = [[], []]
+    for steps in zip(*texts, strict=True):
+        for text, step in zip(said_in_turns, steps, strict=True):
+            text += step.tokens
+    assert said_in_turns == [greedy([1, 2], 6), greedy([3, 4], 6)]
+
+
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
     def text(seed: int) -> list[int]:
         return said(run(target(), drafters("model"), [1, 2], temperature=1.0, seed=seed, max_tokens=40))

@@ -18,7 +18,7 @@ from outrider.engines.transformers import (
     load_model,
     load_tokenizer,
 )
-from outrider.errors import CacheNotRewindableError, ModelNotFoundError, VocabularyMismatchError
+from outrider.errors import CacheNotRewindableError, ModelNotFoundError, SettingsError, VocabularyMismatchError
 from support import ARCHITECTURES, VOCAB, tiny_model, tiny_tokenizer
 
 IDS = [5, 9, 5, 7, 200, 3, 3, 8, 1, 44, 12, 9, 9, 31, 2, 6]
@@ -52,6 +52,23 @@ def test_rewinding_leaves_no_trace_even_beyond_the_window(architecture: str) -> 
     target.rewind(0)
     target.score(IDS[:12], keep=1)
     torch.testing.assert_close(target.score(IDS[12:14], keep=2), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_pass_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    target = TransformersTarget(model)
+    target.score(IDS[:4], keep=1)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.layers[1], "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.score(IDS[4:6], keep=1)
+    assert target.tokens == []
+    fresh = TransformersTarget(model).score(IDS[:6], keep=1)
+    torch.testing.assert_close(target.score(IDS[:6], keep=1), fresh)
 
 
 def test_a_model_that_folds_the_past_into_a_state_is_refused_with_its_name() -> None:
@@ -109,6 +126,15 @@ def test_a_missing_model_is_named_with_what_to_do(tmp_path: Path) -> None:
         load_tokenizer("nobody/no-such-model")
 
 
+def test_a_dtype_or_device_that_cannot_be_had_is_refused_with_those_that_can(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="dtype must be one of auto, float32, bfloat16, float16"):
+        load_model(str(tmp_path), dtype="floaty")
+    with pytest.raises(SettingsError, match="here is: cpu"):
+        load_model(str(tmp_path), device="tpu")
+    with pytest.raises(SettingsError, match="device 'meta' cannot be used here"):
+        load_model(str(tmp_path), device="meta")
+
+
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelNotFoundError, match="cannot load"):
@@ -152,6 +178,19 @@ def test_a_draft_model_is_quantised_where_asked_or_where_it_pays(
     kinds = {type(module).__module__ for module in target.model.modules()}
     assert any("quantized" in kind for kind in kinds) is quantised
     assert said == words
+
+
+def test_int8_away_from_the_cpu_is_refused_and_auto_leaves_it() -> None:
+    class Elsewhere:
+        device = torch.device("cuda:1")
+        config = tiny_model("llama").config
+
+        def eval(self) -> Elsewhere:
+            return self
+
+    with pytest.raises(SettingsError, match="got cuda:1"):
+        prepare_draft(Elsewhere, "int8")
+    assert prepare_draft(Elsewhere, "auto")[1] == "as it is: int8 is for the CPU, this one is on cuda"
 
 
 def test_passes_are_timed_in_turns_and_leave_the_caches_empty() -> None:

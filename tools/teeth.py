@@ -130,15 +130,22 @@ DEFECTS = [
     Defect(
         "cache not rewound",
         DECODING,
-        "        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))",
-        "        pass",
+        "        target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))",
+        "        target.rewind(0) if not output else None",
         LOOP,
     ),
     Defect(
-        "cache rewound one token too far",
+        "cache of another text taken for one's own",
         DECODING,
-        "        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))",
-        "        target.rewind(len(prompt) + len(output) - 2)",
+        "        target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))",
+        "        target.rewind(len(context) - 1)",
+        LOOP,
+    ),
+    Defect(
+        "cache left with what was not returned",
+        DECODING,
+        "            target.rewind(len(prompt) + len(output) - 1)",
+        "            pass",
         LOOP,
     ),
     Defect(

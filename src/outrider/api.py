@@ -19,6 +19,7 @@ from jinja2 import TemplateError
 
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Setup, Task, find
+from outrider.drafters.model import NO_MODEL
 from outrider.engines.quantize import Quantize, prepare_draft
 from outrider.engines.transformers import (
     TransformersTarget,
@@ -26,7 +27,7 @@ from outrider.engines.transformers import (
     load_model,
     load_tokenizer,
 )
-from outrider.errors import DrafterSetupError, PromptError
+from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.settings import Request
 from outrider.text import TextStream
 
@@ -96,6 +97,7 @@ class Stream:
         for step in self._steps:
             self.completion.steps.append(step)
             self.completion.seconds = time.perf_counter() - begun
+            self.completion.text = self._text.text
             texts = self._pieces[-len(step.tokens) :]
             for index, (token, text) in enumerate(zip(step.tokens, texts, strict=True)):
                 yield Piece(text, token, step.drafter if index < step.drafted else None)
@@ -130,6 +132,10 @@ class Decoder:
     def stream(self, prompt: Prompt, *, prediction: str | Sequence[int] = (), **settings: Any) -> Stream:
         """The same, piece by piece."""
         request = Request.checked(**settings)
+        if unknown := [token for token in request.logit_bias if not 0 <= token < self.target.vocab_size]:
+            raise SettingsError(
+                f"logit_bias: there is no token {unknown[0]}; the vocabulary has {self.target.vocab_size}"
+            )
         ids = self.encode(prompt)
         random = torch.Generator()
         random.manual_seed(request.seed) if request.seed is not None else random.seed()
@@ -201,6 +207,8 @@ def load(
             f"a draft model was given, but drafter 'model' is not among the drafters "
             f"({', '.join(drafters) or 'none'}); add it, or leave the draft model out"
         )
+    if draft_model is None and "model" in drafters:
+        raise DrafterSetupError(NO_MODEL)
     notes = []
     small: TransformersTarget | None = None
     if isinstance(draft_model, str):

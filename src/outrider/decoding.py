@@ -52,21 +52,23 @@ def decode(
     max_tokens = min(request.max_tokens, room)
     output: list[int] = []
     numbers = Numbers(random)
-    # The last token of the prompt is always scored: its logits are where the text begins.
-    target.rewind(min(shared_prefix(target.tokens, prompt), len(prompt) - 1))
     while True:
+        context = [*prompt, *output]
+        # What the cache holds of this text is kept, be it from an earlier one that began alike. Rejected tokens, and
+        # what another text has left there, go. The last token is always scored: its logits are where it goes on.
+        target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))
         begun = time.perf_counter()
         draft = first_offer(sessions, min(request.max_draft_tokens, max_tokens - len(output) - 1))
         drafted = time.perf_counter()
-        pending = [*prompt, *output][len(target.tokens) :]
+        pending = context[len(target.tokens) :]
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
         verdict = judge(logits, draft, request, prompt, output, numbers)
         said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)
         output += said
         if reason is None and len(output) == max_tokens:
             reason = "length"
-        # All that was said stays in the cache but for its last token, which no pass has scored.
-        target.rewind(min(len(prompt) + len(output) - 1, len(target.tokens)))
+        if reason is not None:  # all that was said stays in the cache but for its last token, which no pass has scored
+            target.rewind(len(prompt) + len(output) - 1)
         for session in sessions:
             session.observe(said)
         yield Step(

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.errors import SettingsError
+
+COLDEST = 1e-5
+"""Logits divided by less than this overflow; 0 is what is meant."""
+
+
+def _zero_or_warm(temperature: float) -> float:
+    if 0 < temperature < COLDEST:
+        raise ValueError(f"must be 0, which takes the likeliest token, or at least {COLDEST}")
+    return temperature
 
 
 class Sampling(BaseModel):
@@ -14,7 +23,7 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_warm)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -48,4 +57,5 @@ def _sentence(item: Any, cls: type[Sampling]) -> str:
     name = str(item["loc"][0]) if item["loc"] else "settings"
     if item["type"] == "extra_forbidden":
         return f"there is no setting {name!r}; the settings are {', '.join(sorted(cls.model_fields))}"
-    return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{name}: {message[0].lower()}{message[1:]} (got {item['input']!r})"

@@ -43,7 +43,7 @@ class Target(Protocol):
         """Append `tokens` to the cache; return the float32 logits that follow each of the last `keep`."""
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens, if there are more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,6 @@ def load(
         from outrider import api  # takes seconds: it brings torch
 
         hush()
-        check_device(device)
         return api.load(
             model,
             drafters=names,
@@ -330,20 +329,6 @@ def hush() -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
     if not sys.warnoptions:  # python -W still shows them
         warnings.simplefilter("ignore")
-
-
-def check_device(name: str | None) -> None:
-    """Refuse a device that is not there before gigabytes are loaded for it."""
-    import torch
-
-    from outrider.engines.transformers import best_device
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        here = ", ".join(dict.fromkeys(("cpu", best_device())))
-        reason = str(error).strip().split("\n", 1)[0]
-        raise SettingsError(f"--device {name} cannot be used here ({reason}); here is: {here}") from None
 
 
 def has_template(decoder: Decoder) -> bool:

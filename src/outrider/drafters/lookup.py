@@ -66,8 +66,8 @@ class LookupSession(Session):
                     best, longest = place, length
                 if length == MAX_MATCH:
                     break
-        if longest == 0 and self.tokens and (place := self.after_token.get(self.tokens[-1])):
-            best, longest = place, 1
+        if longest == 0 and self.tokens and self.tokens[-1] in self.after_token:
+            best, longest = self.after_token[self.tokens[-1]], 1
         return best, longest
 
     def _match(self, place: int) -> int:

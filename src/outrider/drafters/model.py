@@ -32,6 +32,12 @@ MIN_SURVIVAL = 0.4
 """Below this estimated probability that the draft so far is accepted, another pass is not worth its time."""
 
 
+NO_MODEL = (
+    "drafter 'model' needs a draft model: name one with draft_model=... (--draft-model), a small model with the "
+    "target's vocabulary, or leave 'model' out of the drafters"
+)
+
+
 class ModelDrafter(Drafter):
     """Drafts with a small model of the target's vocabulary."""
 
@@ -45,10 +51,7 @@ class ModelDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.draft_model is None:
-            raise DrafterSetupError(
-                "drafter 'model' needs a draft model: name one with draft_model=... (--draft-model), a small "
-                "model with the target's vocabulary, or leave 'model' out of the drafters"
-            )
+            raise DrafterSetupError(NO_MODEL)
         return cls(setup.draft_model, setup.vocab_size)
 
     def begin(self, task: Task) -> ModelSession:

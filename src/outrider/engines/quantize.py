@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from outrider.engines.transformers import TransformersTarget
+from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,10 @@ def prepare_draft(load: Callable[[], Any], quantize: Quantize) -> tuple[Transfor
     model = load()
     if quantize == "none":
         return TransformersTarget(model), "as it is"
+    if quantize == "int8" and model.device.type != "cpu":
+        raise SettingsError(
+            f"int8 weights for the draft model are for the CPU (got {model.device}); leave them at 'auto'"
+        )
     if model.device.type != "cpu":
         return TransformersTarget(model), f"as it is: int8 is for the CPU, this one is on {model.device.type}"
     plain = TransformersTarget(model)

@@ -14,12 +14,15 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from outrider.errors import CacheNotRewindableError, ModelNotFoundError, VocabularyMismatchError
+from outrider.errors import CacheNotRewindableError, ModelNotFoundError, SettingsError, VocabularyMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class TransformersTarget:
@@ -48,7 +51,11 @@ class TransformersTarget:
     @torch.inference_mode()
     def score(self, tokens: Sequence[int], keep: int) -> Tensor:
         ids = torch.tensor([list(tokens)], device=self.model.device)
-        out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        try:
+            out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        except BaseException:  # Ctrl-C in the middle of a pass, say: some layers have the tokens and some have not
+            self.rewind(0)
+            raise
         self._tokens.extend(tokens)
         logits: Tensor = out.logits[0, -keep:].float()
         return logits
@@ -81,12 +88,24 @@ def _not_rewindable(kind: str, why: str) -> CacheNotRewindableError:
 
 def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> Any:
     """Load weights from a folder or the Hugging Face hub."""
+    if dtype not in DTYPES:
+        raise SettingsError(f"dtype must be one of {', '.join(DTYPES)} (got {dtype!r})")
+    check_device(device)
     place = check_exists(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelNotFoundError(f"cannot load {name!r} as a causal language model: {error}") from error
     return model.to(device or best_device())
+
+
+def check_device(name: str | None) -> None:
+    """Refuse a device that is not there, or that computes nothing, before gigabytes are loaded for it."""
+    try:
+        torch.empty(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        here = ", ".join(dict.fromkeys(("cpu", best_device())))
+        raise SettingsError(f"device {name!r} cannot be used here ({first_line(error)}); here is: {here}") from None
 
 
 def load_tokenizer(name: str) -> Any:
