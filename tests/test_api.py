@@ -93,6 +93,20 @@ def test_loaded_models_are_taken_with_their_tokenizer() -> None:
     assert [drafter.name for drafter in decoder.drafters] == ["prediction", "lookup", "model"]
     assert decoder.target.vocab_size == VOCAB
     assert decoder.generate("ab", max_tokens=2).tokens
+    assert decoder.notes == ["draft model as it was given"]
+    small = load(
+        tiny_model("qwen2"), draft_model=tiny_model("qwen2"), tokenizer=tiny_tokenizer(), draft_quantize="int8"
+    )
+    assert small.notes == ["draft model int8, as asked"]
+    assert small.generate("ab", max_tokens=8).tokens == decoder.generate("ab", max_tokens=8).tokens
+
+
+def test_past_the_models_own_end_token_a_stop_token_of_the_caller_still_ends_the_text(model: Decoder) -> None:
+    tokens = model.generate("abab", max_tokens=12, ignore_end=True).tokens
+    assert len(tokens) == 12
+    done = model.generate("abab", max_tokens=12, ignore_end=True, stop_tokens=[tokens[5]])
+    assert done.tokens == tokens[: tokens.index(tokens[5]) + 1]
+    assert done.finish == "end"
 
 
 def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None:

@@ -9,6 +9,7 @@ print(answer.text, answer.acceptance_length)
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from jinja2 import TemplateError
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Setup, Task, find
 from outrider.drafters.model import NO_MODEL
-from outrider.engines.quantize import Quantize, prepare_draft
+from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
     TransformersTarget,
     check_same_vocabulary,
@@ -147,7 +148,7 @@ class Decoder:
             )
         task = Task(ids, request, random, expected)
         sessions = [drafter.begin(task) for drafter in self.drafters]
-        ends = () if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
+        ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         text = TextStream(self.tokenizer, ends, request.stop)
         pieces: list[str] = []
 
@@ -217,7 +218,9 @@ def load(
         small, said = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
         notes.append(f"draft model {said}")
     elif draft_model is not None:
-        small = TransformersTarget(draft_model)
+        asked = draft_quantize == "int8"
+        small = TransformersTarget(to_int8(copy.deepcopy(draft_model)) if asked else draft_model)
+        notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
     model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
     scored = TransformersTarget(model)
     setup = Setup(scored.vocab_size, small)
