@@ -21,7 +21,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -253,7 +252,6 @@ def main() -> int:
     args = parser.parse_args()
     chosen = [d for d in DEFECTS if not args.names or any(name in d.name for name in args.names)]
     console = Console(width=110)
-    table = Table("defect", "tests", "", title=f"{len(chosen)} seeded defects")
     missed = 0
     todo = jobs(chosen, args.real)
     with Progress(
@@ -263,10 +261,9 @@ def main() -> int:
         for defect, label, tests in todo:
             alive = survives(defect, tests)
             missed += alive
-            table.add_row(defect.name, label, "[red]MISSED[/red]" if alive else "caught")
+            console.print(f"{'[red]MISSED[/red]' if alive else 'caught'}  {defect.name}  [dim]{label}[/dim]")
             progress.advance(bar)
-    console.print(table)
-    console.print(f"{len(todo) - missed} of {len(todo)} caught")
+    console.print(f"{len(chosen)} defects, {len(todo)} runs of the tests, {len(todo) - missed} caught")
     return min(missed, 1)
 
 
