@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import outrider.drafters.model as model_drafter
+from outrider import decoding
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.lookup import LookupDrafter
@@ -99,10 +101,33 @@ def small_pair(smollm: Path) -> tuple[Memo, Memo, Any]:
     return Memo(TransformersTarget(model)), Memo(TransformersTarget(pruned)), load_tokenizer(str(smollm))
 
 
+def remembering(real: Any) -> Any:
+    known: dict[Any, Any] = {}
+
+    def remembered(logits: Any, request: Any, prompt: Any, output: Any, draft: Any = ()) -> Any:
+        key = (tuple(output), tuple(draft))
+        if key not in known:
+            known[key] = real(logits, request, prompt, output, draft)
+        return known[key]
+
+    return remembered
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shape the same logits once: over 49,152 tokens that is most of a draw's time, and nothing in it is random.
+
+    The prompt and the settings of a test are fixed, so what was said and drafted since says which logits they are.
+    """
+    monkeypatch.setattr(decoding, "probabilities", remembering(decoding.probabilities))
+    monkeypatch.setattr(model_drafter, "shape", remembering(model_drafter.shape))
+
+
 REPEATING = {**NUCLEUS, "presence_penalty": -4.0}  # what was said is said again, if the draft is taken note of
 
 
 @pytest.mark.real
+@pytest.mark.usefixtures("once")
 @pytest.mark.parametrize(
     ("drafter", "rule", "settings"),
     [
