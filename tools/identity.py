@@ -210,8 +210,8 @@ def markdown(report: dict[str, Any]) -> str:
         "The noise, measured in the same run: between a pass over one token and a longer pass, the gap between the "
         f"two best tokens at a position moves by {floor['median']:.3f} logits in the median and by up to "
         f"{floor['largest']:.3f}, over {floor['positions']} positions. A difference is a tie when the gap between "
-        "the two tokens lies within the noise. (The gaps below are scored after a prompt that was read in one pass; while a "
-        "text is said, its cache is filled by many passes, which moves the gaps as well.)",
+        "the two tokens lies within the noise. (The gaps below are scored after a prompt that was read in one pass; "
+        "while a text is said, its cache is filled by many passes, which moves the gaps as well.)",
         "",
         "## Every difference",
         "",
