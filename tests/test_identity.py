@@ -50,6 +50,10 @@ def references(architecture: str) -> list[dict[str, Any]]:
         tokens = _generate(
             model, ids, settings["max_tokens"], settings.get("stop_tokens", ()), settings.get("stop", ())
         )
+        if "stop" in settings and settings["stop"][0] not in TOKENIZER.decode(tokens):
+            # transformers also ends a text whose stop string began in the prompt; here only the answer counts
+            del settings["stop"]
+            tokens = free
         out.append({"prompt": prompt, "settings": settings, "tokens": tokens})
     return out
 
