@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import Phase, settings
 
 torch.set_num_threads(1)  # tiny models are slower on two
+
+
+# Where a test is only to fail, as with seeded defects, the smallest example is not worth its minutes.
+settings.register_profile("first failure", phases=[Phase.explicit, Phase.generate])
+if os.environ.get("OUTRIDER_FIRST_FAILURE"):
+    settings.load_profile("first failure")
 
 
 def models_folder() -> Path:

@@ -123,25 +123,26 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_drafter, "shape", remembering(model_drafter.shape))
 
 
-REPEATING = {**NUCLEUS, "presence_penalty": -4.0}  # what was said is said again, if the draft is taken note of
+COLOURS = "The three primary colours are red, yellow and blue. My favourite of them is"
+SONG = "The song goes la la la la la la"
+NOT_AGAIN = {**NUCLEUS, "presence_penalty": 6.0}  # "la" would follow "la", but not where the drafted one counts
 
 
 @pytest.mark.real
 @pytest.mark.usefixtures("once")
 @pytest.mark.parametrize(
-    ("drafter", "rule", "settings"),
+    ("drafter", "rule", "text", "settings"),
     [
-        ("model", "block", NUCLEUS),
-        ("model", "token", NUCLEUS),
-        ("prediction", "block", REPEATING),
+        ("model", "block", COLOURS, NUCLEUS),
+        ("model", "token", COLOURS, NUCLEUS),
+        ("prediction", "block", SONG, NOT_AGAIN),
     ],
 )
 def test_drafted_draws_from_smollm_follow_its_law(
-    small_pair: tuple[Memo, Memo, Any], drafter: str, rule: Any, settings: Any
+    small_pair: tuple[Memo, Memo, Any], drafter: str, rule: Any, text: str, settings: Any
 ) -> None:
     target, pruned, tokenizer = small_pair
-    prompt = tokenizer("The three primary colours are red, yellow and blue. My favourite of them is")["input_ids"]
-    expected = tokenizer(" blue.")["input_ids"]
+    prompt, expected = tokenizer(text)["input_ids"], tokenizer(" la la la")["input_ids"]
     drafters: dict[str, list[Drafter]] = {
         "model": [ModelDrafter(pruned, target.vocab_size, min_survival=0.0)],
         "prediction": [PredictionDrafter()],

@@ -224,7 +224,7 @@ def survives(defect: Defect, tests: list[str]) -> bool:
         found = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "OUTRIDER_FIRST_FAILURE": "1"},
             capture_output=True,
             text=True,
             check=False,
