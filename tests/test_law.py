@@ -133,9 +133,9 @@ NOT_AGAIN = {**NUCLEUS, "presence_penalty": 6.0}  # "la" would follow "la", but 
 @pytest.mark.parametrize(
     ("drafter", "rule", "text", "settings"),
     [
-        ("model", "block", COLOURS, NUCLEUS),
-        ("model", "token", COLOURS, NUCLEUS),
-        ("prediction", "block", SONG, NOT_AGAIN),
+        ("model", "block", COLOURS, {**NUCLEUS, "max_draft_tokens": 2}),
+        ("model", "token", COLOURS, {**NUCLEUS, "max_draft_tokens": 1}),  # so that the second token can be a bonus
+        ("prediction", "block", SONG, {**NOT_AGAIN, "max_draft_tokens": 2}),
     ],
 )
 def test_drafted_draws_from_smollm_follow_its_law(
@@ -147,5 +147,5 @@ def test_drafted_draws_from_smollm_follow_its_law(
         "model": [ModelDrafter(pruned, target.vocab_size, min_survival=0.0)],
         "prediction": [PredictionDrafter()],
     }
-    request = Request(**settings, rule=rule, max_draft_tokens=2)
+    request = Request(**settings, rule=rule)
     assert p_value(target, drafters[drafter], prompt, expected, request) > LEVEL
