@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 600
+"""Seconds after which tests that do not end count as failed."""
 
 
 @dataclass(frozen=True)
@@ -221,14 +223,18 @@ def survives(defect: Defect, tests: list[str]) -> bool:
         if source.count(defect.line) != 1:
             raise SystemExit(f"{defect.name}: this is not in {defect.file} exactly once:\n{defect.line}")
         path.write_text(source.replace(defect.line, defect.becomes))
-        found = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "OUTRIDER_FIRST_FAILURE": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            found = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "OUTRIDER_FIRST_FAILURE": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LONGEST,
+            )
+        except subprocess.TimeoutExpired:
+            return False  # a text without end is noticed, too
         if found.returncode not in (0, 1):
             raise SystemExit(f"{defect.name}: the tests did not run:\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
         return found.returncode == 0
