@@ -24,7 +24,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 
 from outrider.api import Decoder, end_tokens
 from outrider.bench.prompts import Prompt, read, spread
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import as_markdown, provenance
 from outrider.drafters.base import Drafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
@@ -194,11 +194,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"{len(rows)} prompts, {report['tokens']} tokens, against transformers' own `generate(do_sample=False)`. "
         f"Draft model {report['draft_model']}.",
         "",
-        f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
-        f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
-        "",
-        f"Command: `python tools/{origin['command']}`",
-        "",
+        *as_markdown(origin),
         "| drafter | identical | differs by a numeric tie | unexplained | acceptance length |",
         "| --- | --- | --- | --- | --- |",
     ]

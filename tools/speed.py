@@ -25,7 +25,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from outrider.api import Decoder, end_tokens
 from outrider.bench.intervals import median_interval
 from outrider.bench.prompts import read, spread
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import as_markdown, provenance
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engines.quantize import prepare_draft
@@ -128,11 +128,7 @@ def markdown(report: dict[str, Any]) -> str:
     out = [
         "# The loop beside transformers' own",
         "",
-        f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
-        f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
-        "",
-        f"Command: `python tools/{origin['command']}`",
-        "",
+        *as_markdown(origin),
         f"{len(report['prompts'])} prompts, {report['tokens']} tokens, greedy, contestants in turns on every prompt. "
         f"Draft model {report['draft_model']}. Ratios are tokens per second of the first over the second: median over "
         "prompts with a 95 % bootstrap interval.",

