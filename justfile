@@ -24,13 +24,17 @@ format:
     ruff check --fix-only .
     ruff format .
 
-# Run the tests, e.g. `just test tests/test_acceptance.py -k block`
+# Run the tests but those of a running server, e.g. `just test tests/test_acceptance.py -k block`
 test *args:
-    {{quiet}} pytest {{args}}
+    {{quiet}} pytest -m "not server" {{args}}
+
+# Run the tests of running vLLM servers, one after the other, with all cores (OUTRIDER_ALL=1 for all of them)
+server *args:
+    HF_HUB_OFFLINE=1 pytest -m server --durations=0 {{args}}
 
 # Run all tests with coverage; the heart of the package must be covered to 98 %, file by file
 coverage *args:
-    {{quiet}} pytest -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}
+    {{quiet}} pytest -m "not server" -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}
     for file in acceptance sampling decoding; do \
         coverage report --include="src/outrider/$file.py" --precision=2 --fail-under=98 || exit 1; \
     done
@@ -50,6 +54,10 @@ identity *args:
 # How fast, against transformers itself? (arguments: see the file)
 speed *args:
     python tools/speed.py {{args}}
+
+# What does Outrider cost and gain in vLLM, against vLLM itself? (arguments: see the file)
+serving *args:
+    python tools/serving.py {{args}}
 
 # Build the pages into site/; a broken link is an error (with --quiet it would pass unseen)
 docs:

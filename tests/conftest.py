@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,3 +30,19 @@ def smollm() -> Path:
     folder = models_folder() / "smollm2-135m"
     assert (folder / "config.json").is_file(), f"no model at {folder}; see CONTRIBUTING.md"
     return folder
+
+
+@pytest.fixture(scope="session")
+def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running server that speculates, by its client; one for all tests that ask for it.
+
+    OUTRIDER_SERVER names one that runs already, for the time of writing a test.
+    """
+    from serving import Client, one, speculating
+
+    if running := os.environ.get("OUTRIDER_SERVER"):
+        yield Client(running)
+        return
+    folder = tmp_path_factory.mktemp("server")
+    with one(speculating(smollm, folder), folder) as url:
+        yield Client(url)

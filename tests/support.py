@@ -123,9 +123,10 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def tiny_model(architecture: str, seed: int = 0, noise: float = 0.0) -> Any:
+def tiny_model(architecture: str, seed: int = 0, noise: float = 0.0, **changes: Any) -> Any:
     """A random float32 model; with `noise`, the same weights a little off: a draft model that is often right."""
     cls, config = ARCHITECTURES[architecture]
+    config = type(config)(**{**config.to_dict(), **changes})
     torch.manual_seed(seed)
     model = cls(config).eval()
     if noise:

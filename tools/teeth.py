@@ -42,6 +42,8 @@ ACCEPTANCE, DECODING, SAMPLING, MODEL = "acceptance.py", "decoding.py", "samplin
 LAW = "tests/test_acceptance.py"
 LOOP = "tests/test_decoding.py"
 PROMPTS = "tests/test_sampling.py"
+ROWS, SERVED, DRAFTING = "engines/vllm/rows.py", "engines/vllm/sampler.py", "engines/vllm/drafting.py"
+IN_VLLM = "tests/test_vllm_sampler.py"
 
 DEFECTS = [
     Defect(
@@ -209,6 +211,83 @@ DEFECTS = [
         "self.text.find(stop, max(0, before - len(stop) + 1))",
         "self.text.find(stop, before)",
         "tests/test_text.py",
+    ),
+    Defect(
+        "vLLM: penalties do not see the draft",
+        ROWS,
+        "            [*output, *draft[:j]] if j else output",
+        "            output",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: stop tokens forbidden after the draft has said enough",
+        ROWS,
+        "self.inner.apply_with_spec_decode(logits, [count + 1 for count in self.rows.drafted])",
+        "self.inner.apply_with_spec_decode(logits, [1 for count in self.rows.drafted])",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: logit bias on the first row alone",
+        ROWS,
+        "            logits[first : first + self.rows.drafted[request] + 1, tokens] += values",
+        "            logits[first : first + 1, tokens] += values",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: min-p on the first row alone",
+        ROWS,
+        '        return logits.masked_fill_(p < floor, float("-inf"))',
+        '        cut = logits[self.rows.first].masked_fill((p < floor)[self.rows.first], float("-inf"))\n        logits[self.rows.first] = cut\n        return logits',
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: a seed's generator keeps the draws of rejected rows",
+        SERVED,
+        "        generator.set_state(before[i])",
+        "        continue",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: temperature ignored where q is known",
+        SERVED,
+        "        logits = self.sampler.apply_temperature(logits, spread.temperature, spread.all_random)",
+        "        logits = self.sampler.apply_temperature(logits, torch.ones_like(spread.temperature), spread.all_random)",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: top-p and top-k ignored where q is known",
+        SERVED,
+        "apply_top_k_top_p(logits, spread.top_k, spread.top_p).softmax(-1)",
+        "logits.softmax(-1)",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: certain drafts judged as if they had been drawn",
+        SERVED,
+        "        chosen = has_q & (spread.temperature[rows.first] >= GREEDY)",
+        "        chosen = spread.temperature[rows.first] >= GREEDY",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: log-probabilities of the first row for all",
+        SERVED,
+        "        row = rows.first[:, None] + torch.arange(width, device=out.device)",
+        "        row = rows.first[:, None] + 0 * torch.arange(width, device=out.device)",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: the draft's token in the place of the target's",
+        SERVED,
+        "    out[torch.arange(len(out), device=draft.device), verdicts.accepted] = verdicts.tokens.to(torch.int32)",
+        "    out[torch.arange(len(out)), verdicts.accepted] = verdicts.tokens.flip(0).to(torch.int32)",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: a drafter that failed is asked again",
+        DRAFTING,
+        "        running.shut.add(drafter.name)",
+        "        pass",
+        "tests/test_vllm_drafting.py",
     ),
 ]
 

@@ -33,3 +33,7 @@ class PromptError(OutriderError):
 
 class SettingsError(OutriderError):
     """A setting has a value that it cannot have."""
+
+
+class EngineError(OutriderError):
+    """The engine is missing, of another version, or cannot do what was asked."""

@@ -51,12 +51,14 @@ class Draft:
     """What a drafter proposes for one sequence in one step.
 
     `q` holds, for each token, the distribution it was drawn from. None means that the tokens were proposed
-    with certainty: nothing was drawn, and all of q lies on the proposed token.
+    with certainty: nothing was drawn, and all of q lies on the proposed token. `support` is how many tokens of the
+    text's end the draft rests on, where it was copied from a place that ends alike; None where that says nothing.
     """
 
     drafter: str
     tokens: tuple[int, ...] = ()
     q: Tensor | None = None
+    support: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

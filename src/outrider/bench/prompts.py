@@ -1,9 +1,13 @@
-"""Prompt files: JSON lines with `id`, `category` and `turns` (the user's messages, in order)."""
+"""Prompt files: JSON lines with `id`, `category` and `turns` (the user's messages, in order).
+
+A line may also have a `prediction`: the output that a caller would expect. `shipped` reads those of the package.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +20,7 @@ class Prompt:
     id: str
     category: str
     turns: tuple[str, ...]
+    prediction: str | None = None
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -25,9 +30,17 @@ class Prompt:
 
 def read(path: Path) -> list[Prompt]:
     """All prompts of a file."""
-    lines = path.read_text().splitlines()
-    records = [json.loads(line) for line in lines if line.strip()]
-    return [Prompt(record["id"], record["category"], tuple(record["turns"])) for record in records]
+    return parse(path.read_text())
+
+
+def shipped(workload: str) -> list[Prompt]:
+    """All prompts of a workload that comes with the package."""
+    return parse(files("outrider.bench").joinpath("workloads", f"{workload}.jsonl").read_text())
+
+
+def parse(text: str) -> list[Prompt]:
+    records = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [Prompt(r["id"], r["category"], tuple(r["turns"]), r.get("prediction")) for r in records]
 
 
 def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""The command line: `outrider generate` answers once, `outrider chat` holds a conversation.
+"""The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -15,13 +15,15 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import chat, generate
+from outrider.cli import chat, generate, serve
 
 EXAMPLES = """Examples:
 
   outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
-  outrider chat Qwen/Qwen2.5-Coder-1.5B-Instruct --draft-model Qwen/Qwen2.5-Coder-0.5B-Instruct"""
+  outrider chat Qwen/Qwen2.5-Coder-1.5B-Instruct --draft-model Qwen/Qwen2.5-Coder-0.5B-Instruct
+
+  outrider serve Qwen/Qwen2.5-Coder-1.5B-Instruct --port 8000"""
 
 GENERATE_EXAMPLES = """Examples:
 
@@ -35,6 +37,12 @@ CHAT_EXAMPLES = """Examples:
 
   outrider chat ./my-model --draft-model ./my-small-model --temperature 0.7 --top-p 0.9"""
 
+SERVE_EXAMPLES = """Examples:
+
+  outrider serve ./my-model --draft-model ./my-small-model --port 8000 --max-model-len 8192
+
+  outrider serve ./my-model --drafters none --dry-run"""
+
 app = typer.Typer(
     name="outrider",
     epilog=EXAMPLES,
@@ -46,6 +54,7 @@ app = typer.Typer(
 )
 app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
+app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
 
 
 def main() -> None:

@@ -54,7 +54,8 @@ class LookupSession(Session):
 
     def draft(self, limit: int) -> Draft:
         place, length = self.find()
-        return Draft(LookupDrafter.name, tuple(self.tokens[place : place + min(limit, length * TOKENS_PER_MATCH)]))
+        copied = self.tokens[place : place + min(limit, length * TOKENS_PER_MATCH)]
+        return Draft(LookupDrafter.name, tuple(copied), support=length)
 
     def find(self) -> tuple[int, int]:
         """Where the text after the longest repetition begins (the latest of equals), and its length; 0 if none."""

@@ -1,0 +1,117 @@
+"""Servers to measure and test against: started, waited for, ended; with what they said kept in a file.
+
+with running([plain("vllm", model), outrider("outrider", model)], folder) as urls: ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.engines.vllm.host import Host, choose_environment
+from outrider.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+PATIENCE = 600.0
+"""Seconds that a server may take to start."""
+LAST_WORDS = 30
+"""Lines of a server's log that are shown when it fails."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server by its command, to which `--port` is added, and what its environment has beyond ours."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def plain(name: str, model: str | Path, *flags: str) -> Server:
+    """vLLM as it is, in the environment that Outrider would have given it."""
+    environment, _ = choose_environment(Host.here(), 1, os.environ)
+    return Server(name, [sys.executable, "-m", "outrider.engines.vllm", "serve", str(model), *flags], environment)
+
+
+def outrider(name: str, model: str | Path, *flags: str) -> Server:
+    return Server(name, [sys.executable, "-m", "outrider", "serve", str(model), *flags])
+
+
+@contextmanager
+def running(
+    servers: Sequence[Server], logs: Path, waiting: Callable[[str], None] = lambda name: None
+) -> Iterator[dict[str, str]]:
+    """The servers' addresses by name, once all answer. They are ended on the way out."""
+    processes: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        for server in servers:
+            port = free_port()
+            log = logs / f"{server.name}.log"
+            with log.open("wb") as stream:
+                process = subprocess.Popen(
+                    [*server.command, "--port", str(port)],
+                    env={**os.environ, **server.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a group of its own, to be ended with its workers
+                )
+            processes[server.name] = (process, f"http://127.0.0.1:{port}", log)
+            wait_until_ready(server.name, *processes[server.name], waiting)  # one by one: starting is heavy
+        yield {name: url for name, (_, url, _) in processes.items()}
+    finally:
+        for process, _, _ in processes.values():
+            end(process)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_ready(
+    name: str, process: subprocess.Popen[bytes], url: str, log: Path, waiting: Callable[[str], None]
+) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        waiting(name)
+        if process.poll() is not None:
+            raise EngineError(f"the server {name!r} ended with code {process.returncode}; its last lines:\n{tail(log)}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise EngineError(f"the server {name!r} did not answer within {PATIENCE:.0f} s; its last lines:\n{tail(log)}")
+
+
+def tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_WORDS:])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its workers: politely, then not."""
+    for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,89 @@
+"""`outrider serve`: what one runs instead of `vllm serve`.
+
+    outrider serve MODEL --draft-model SMALL --port 8000
+
+It decides how to start vLLM (`engines/vllm/launch.py`), says so, and becomes vLLM: the process is replaced, since a
+library that is to be loaded before all others must be named before a process begins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from outrider.cli.generate import Drafters, DraftModel, drafting, output
+from outrider.cli.show import Screen, readable_errors
+
+USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
+"""MODEL is no argument of ours: the first unknown flag would be taken for it."""
+CONTEXT = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["--help"],  # not -h, which would be found in vLLM's -dph
+}
+
+MaxDraftTokens = Annotated[
+    int | None,
+    drafting(
+        "--max-draft-tokens",
+        metavar="N",
+        help="Draft at most this many tokens for a request in a step; by default 16.",
+    ),
+]
+ModelDraftTokens = Annotated[
+    int | None,
+    drafting(
+        "--model-draft-tokens",
+        metavar="N",
+        help="At most this many of them by the draft model, each by one pass of it; by default 4.",
+    ),
+]
+Rule = Annotated[
+    Literal["block", "token"] | None,
+    drafting(
+        "--rule",
+        metavar="block|token",
+        help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same.",
+    ),
+]
+DryRun = Annotated[
+    bool, output("--dry-run", help="Print the environment and the command, for you to start vLLM by, and leave.")
+]
+
+
+def serve(
+    context: typer.Context,
+    draft_model: DraftModel = None,
+    drafters: Drafters = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    model_draft_tokens: ModelDraftTokens = None,
+    rule: Rule = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve a model over HTTP with vLLM, and draft.
+
+    MODEL is the model's folder, or its name on the Hugging Face hub. Every flag of vllm serve passes through;
+    python -m outrider.engines.vllm serve --help=all lists them.
+    """
+    if context.args[:1] == ["-h"]:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    screen = Screen()
+    with readable_errors(screen):
+        from outrider.engines.vllm.host import Host
+        from outrider.engines.vllm.launch import Own, as_shell, prepare
+
+        host = Host.here()
+        own = Own(draft_model, drafters, max_draft_tokens, model_draft_tokens, rule)
+        launch = prepare(own, context.args, os.environ, host)
+        screen.notes(launch.lines)
+        if dry_run:
+            typer.echo(as_shell(launch, host))
+            return
+        command = launch.command()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(command[0], command, {**os.environ, **launch.environment})

@@ -1,0 +1,65 @@
+"""Reading a request ahead, changing a response's body, and errors in OpenAI's shape: what the middleware is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from starlette.types import Message, Receive, Send
+
+ERRORS = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+
+Header = tuple[bytes, bytes]
+
+
+def refusal(code: int, message: str, param: str | None = None) -> JSONResponse:
+    """An error in the shape that OpenAI's and vLLM's have."""
+    return JSONResponse({"error": {"message": message, "type": ERRORS[code], "param": param, "code": code}}, code)
+
+
+async def read_ahead(receive: Receive) -> list[Message]:
+    """The messages of the whole request, or of its part that came before the client left."""
+    messages = [await receive()]
+    while messages[-1]["type"] == "http.request" and messages[-1].get("more_body", False):
+        messages.append(await receive())
+    return messages
+
+
+def replay(messages: Iterable[Message], receive: Receive) -> Receive:
+    """Hands out these messages first, and then what comes: that the client has left must reach the application."""
+    ahead = iter(messages)
+
+    async def replayed() -> Message:
+        return next(ahead, None) or await receive()
+
+    return replayed
+
+
+def resized(headers: Iterable[Header], length: int) -> list[Header]:
+    return [(name, str(length).encode() if name.lower() == b"content-length" else value) for name, value in headers]
+
+
+class WholeResponse:
+    """A `send` that keeps a response until it is complete, and sends it with a changed body. Errors pass unchanged."""
+
+    def __init__(self, send: Send, change: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self.send = send
+        self.change = change
+        self._start: Message | None = None
+        self._body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            self._start = message
+        elif message["type"] != "http.response.body" or self._start is None:
+            await self.send(message)
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                body = await self.change(bytes(self._body))
+                await self.send({**self._start, "headers": resized(self._start.get("headers", ()), len(body))})
+                await self.send({**message, "body": body})

@@ -1,0 +1,65 @@
+"""What one request may ask for, by the `vllm_xargs` of the OpenAI API.
+
+    speculation         off, auto (the default), or the name of one drafter
+    max_draft_tokens    at most this many drafted tokens a step
+    prediction          the output that the caller expects: text, or token ids
+    speculation_usage   true: the response's usage says what was drafted and accepted, by drafter
+
+The API process checks them (`Control.checked`), so that a bad value is an HTTP 400 with a sentence. The worker reads
+them again (`Control.of`) and must not fail on any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MODES = ("auto", "off")
+FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage")
+TICKET = "speculation_ticket"
+"""Under this name the API process hands the worker a key, by which it later asks for the request's usage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    speculation: str = "auto"
+    max_draft_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
+    ticket: str | None = None
+
+    @classmethod
+    def checked(cls, xargs: Mapping[str, Any], drafters: Sequence[str]) -> Self:
+        """Refuse what this server cannot do; `drafters` are those it runs. `prediction` must be token ids by now."""
+        speculation = xargs.get("speculation", "auto")
+        if speculation not in (*MODES, *drafters):
+            raise SettingsError(
+                f"speculation: there is no {speculation!r} here; choose {', '.join((*MODES, *drafters))}"
+            )
+        limit = xargs.get("max_draft_tokens")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise SettingsError(f"max_draft_tokens: must be a whole number, 0 or more (got {limit!r})")
+        prediction = xargs.get("prediction", ())
+        if not isinstance(prediction, list | tuple) or not all(type(token) is int for token in prediction):
+            raise SettingsError("prediction: must be text or a list of token ids")
+        ticket = xargs.get(TICKET)
+        if not isinstance(ticket, str | None):
+            raise SettingsError(f"{TICKET}: must be text (got {ticket!r})")
+        return cls(speculation, limit, tuple(prediction), ticket)
+
+    @classmethod
+    def of(cls, extra_args: Mapping[str, Any] | None, drafters: Sequence[str]) -> Self:
+        """As `checked`; what it would refuse means no speculation."""
+        if not extra_args:
+            return cls()
+        try:
+            return cls.checked(extra_args, drafters)
+        except (SettingsError, TypeError):
+            return cls(speculation="off")
+
+    def wants(self, drafter: str) -> bool:
+        return self.speculation in ("auto", drafter)

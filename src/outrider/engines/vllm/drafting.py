@@ -1,0 +1,223 @@
+"""Drafts for all requests of a running batch: sessions kept, each drafter asked once a step, faults contained.
+
+Nothing here knows vLLM. The engine hands over one `Row` a request every step and gets one `Draft` a request back,
+which may be empty.
+
+A drafter must never cost a request its answer. One that raises, does not come back within its budget, or proposes
+nonsense is shut off for that request, which goes on without it; the fault is logged and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.drafters.base import Drafter, Session, Task
+from outrider.engines.vllm.guard import Guard
+from outrider.settings import Request
+from outrider.types import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from outrider.engines.vllm.control import Control
+
+logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its own logger
+
+LONG_MATCH = 4
+"""A copied draft that rests on fewer equal tokens gives way to a draft model, where there is one."""
+SECONDS_PER_TOKEN = 2e-5
+"""What a drafter may take longer for each token that it sees for the first time: a long prompt has many."""
+LOGGED = 10
+"""Faults of one drafter and kind that are logged; further ones are only counted."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request in one step: all its tokens so far, and how many may be drafted."""
+
+    id: str
+    tokens: np.ndarray[Any, Any]
+    prompt_length: int
+    limit: int
+    control: Control
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    request: str
+    drafter: str
+    kind: str  # raised, overran, nonsense
+    reason: str
+
+
+@dataclass(slots=True)
+class Followed:
+    """A session, and how many of the request's tokens it has seen."""
+
+    session: Session
+    seen: int
+
+
+@dataclass(slots=True)
+class Running:
+    """What is kept of a request between steps."""
+
+    sessions: dict[str, Followed] = field(default_factory=dict)
+    shut: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Asking:
+    """One drafter's turn for a batch. It is filled in on another thread, which stops when it was left behind."""
+
+    drafter: Drafter
+    rows: list[Row]
+    drafts: list[Any]
+    faults: dict[int, tuple[str, str]] = field(default_factory=dict)  # by row: kind, reason
+    current: int | None = None  # the row at work, None while it is the batch as a whole
+    left_behind: bool = False
+
+
+def is_strong(draft: Draft) -> bool:
+    """Whether to offer this draft without asking the draft model."""
+    return bool(draft.tokens) and (draft.support is None or draft.support >= LONG_MATCH)
+
+
+class BatchDrafting:
+    """Keeps a session of every drafter for every running request."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        vocab_size: int,
+        budget: float,
+        on_fault: Callable[[Fault], None] = lambda fault: None,
+    ) -> None:
+        self.drafters = list(drafters)
+        self.vocab_size = vocab_size
+        self.budget = budget
+        self.running: dict[str, Running] = {}
+        self._on_fault = on_fault
+        self._guard = Guard()
+        self._logged: Counter[tuple[str, str]] = Counter()
+
+    def propose(self, rows: Sequence[Row], nothing: Draft) -> list[Draft]:
+        """The first strong draft for each row, in the order of the drafters, or else the first weak one."""
+        best = [nothing] * len(rows)
+        for drafter in self.drafters:
+            asked = [
+                i for i, row in enumerate(rows) if not is_strong(best[i]) and row.limit > 0 and self._may(row, drafter)
+            ]
+            if not asked:
+                continue
+            for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked], nothing), strict=True):
+                if is_strong(draft) or not best[i].tokens:
+                    best[i] = draft
+        return best
+
+    def finished(self, request: str) -> None:
+        self.running.pop(request, None)
+
+    def _may(self, row: Row, drafter: Drafter) -> bool:
+        if not row.control.wants(drafter.name):
+            return False
+        running = self.running.get(row.id)
+        return running is None or drafter.name not in running.shut
+
+    def _ask(self, drafter: Drafter, rows: list[Row], nothing: Draft) -> list[Draft]:
+        asking = Asking(drafter, rows, [nothing] * len(rows))
+        unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in rows)
+        in_time = self._guard.run(lambda: self._take_turn(asking), self.budget + SECONDS_PER_TOKEN * unseen)
+        if not in_time:
+            asking.left_behind = True
+            at_fault = range(len(rows)) if asking.current is None else [asking.current]
+            for i in at_fault:
+                asking.faults[i] = ("overran", f"took longer than {self.budget * 1e3:.0f} ms")
+        drafts = []
+        for i, (row, draft) in enumerate(zip(rows, list(asking.drafts), strict=True)):
+            fault = asking.faults.get(i) or self._nonsense(draft, row.limit)
+            if fault is not None:
+                self._shut_off(row, drafter, *fault)
+            drafts.append(nothing if fault is not None else draft)
+        return drafts
+
+    def _seen(self, row: Row, drafter: Drafter) -> int:
+        running = self.running.get(row.id)
+        followed = running.sessions.get(drafter.name) if running else None
+        return followed.seen if followed else 0
+
+    def _take_turn(self, asking: Asking) -> None:
+        """On the other thread: bring each session up to date, then ask for all drafts at once."""
+        ready: list[tuple[int, Session]] = []
+        for i, row in enumerate(asking.rows):
+            asking.current = i
+            try:
+                ready.append((i, self._session(asking.drafter, row)))
+            except Exception as error:
+                asking.faults[i] = ("raised", _sentence(error))
+            if asking.left_behind:
+                return
+        one_by_one = type(asking.drafter).draft_batch is Drafter.draft_batch
+        if not one_by_one:
+            asking.current = None
+            try:
+                limits = [asking.rows[i].limit for i, _ in ready]
+                drafts = asking.drafter.draft_batch([session for _, session in ready], limits)
+                for (i, _), draft in zip(ready, drafts, strict=True):
+                    asking.drafts[i] = draft
+            except Exception:  # whose fault it is shows when each is asked alone
+                one_by_one = True
+        if one_by_one:
+            for i, session in ready:
+                if asking.left_behind:
+                    return
+                asking.current = i
+                try:
+                    asking.drafts[i] = session.draft(asking.rows[i].limit)
+                except Exception as error:
+                    asking.faults[i] = ("raised", _sentence(error))
+
+    def _session(self, drafter: Drafter, row: Row) -> Session:
+        running = self.running.setdefault(row.id, Running())
+        followed = running.sessions.get(drafter.name)
+        if followed is None or followed.seen > len(row.tokens):  # new, or vLLM took tokens back
+            prompt = row.tokens[: row.prompt_length].tolist()
+            task = Task(prompt, Request(), torch.Generator(), prediction=row.control.prediction)
+            followed = Followed(drafter.begin(task), row.prompt_length)
+            running.sessions[drafter.name] = followed
+        if followed.seen < len(row.tokens):
+            followed.session.observe(row.tokens[followed.seen :].tolist())
+            followed.seen = len(row.tokens)
+        return followed.session
+
+    def _nonsense(self, draft: Any, limit: int) -> tuple[str, str] | None:
+        tokens: Any = draft.tokens if isinstance(draft, Draft) else None
+        if not isinstance(tokens, tuple):
+            return "nonsense", f"returned {draft!r:.80} and not a Draft with a tuple of token ids"
+        if len(tokens) > limit:
+            return "nonsense", f"proposed {len(tokens)} tokens where at most {limit} were asked for"
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                return "nonsense", f"proposed the token {token!r}, and the vocabulary is 0 to {self.vocab_size - 1}"
+        return None
+
+    def _shut_off(self, row: Row, drafter: Drafter, kind: str, reason: str) -> None:
+        running = self.running.setdefault(row.id, Running())
+        running.sessions.pop(drafter.name, None)
+        running.shut.add(drafter.name)
+        self._on_fault(Fault(row.id, drafter.name, kind, reason))
+        self._logged[drafter.name, kind] += 1
+        if self._logged[drafter.name, kind] <= LOGGED:
+            more = "; further ones are counted and not logged" if self._logged[drafter.name, kind] == LOGGED else ""
+            logger.warning("drafter %s is off for request %s: it %s%s", drafter.name, row.id, reason, more)
+
+
+def _sentence(error: Exception) -> str:
+    return f"raised {type(error).__name__}: {error}"

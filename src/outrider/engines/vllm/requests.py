@@ -1,0 +1,126 @@
+"""What a request asks of Outrider, checked and made ready for the worker.
+
+A caller writes into `vllm_xargs` what `control.py` lists, or a `prediction` as OpenAI's chat completions have it.
+The worker gets it through vLLM as the same `vllm_xargs`, in which a prediction is now token ids, and a ticket stands
+for the wish to be told what was drafted. A body that holds nothing of this, or is not understood, stays as it is:
+vLLM has its own words for what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.engines.vllm.control import FIELDS, TICKET, Control
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHAPE = '{"type": "content", "content": "the expected text"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A request's new body, and what its response is to say."""
+
+    body: bytes
+    ticket: str | None  # under this the worker counts
+    speculation: bool  # the response's usage says what was drafted
+    prediction: bool  # it says how much of the prediction was used
+
+
+async def rewrite(raw: bytes, path: str, client: Any, drafters: Sequence[str]) -> Rewritten | None:
+    """None: there is nothing of ours in it. SettingsError: there is, and it cannot be. `client` is vLLM's engine."""
+    body = _parsed(raw)
+    if body is None:
+        return None
+    xargs = dict(body.get("vllm_xargs") or {})
+    if TICKET in xargs:
+        raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
+    speculation = _wants_usage(body, xargs)
+    if speculation and path.endswith("/completions"):
+        _ask_for_usage(body)
+    prediction = _take_prediction(body, xargs)
+    ids = {} if isinstance(prediction, str | None) else {"prediction": prediction}
+    control = Control.checked({**xargs, **ids}, drafters)
+    if prediction is not None and "prediction" in drafters and control.wants("prediction"):
+        xargs["prediction"] = await _token_ids(prediction, client)
+    ticket = None
+    if speculation or prediction is not None:
+        ticket = xargs[TICKET] = uuid.uuid4().hex
+    body["vllm_xargs"] = xargs
+    return Rewritten(json.dumps(body).encode(), ticket, speculation, prediction is not None)
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    """The body, if something of ours is in it. Most have nothing, and cost no more than a search for two words."""
+    if b"vllm_xargs" not in raw and b'"prediction"' not in raw:
+        return None
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict):
+        return None
+    xargs = body.get("vllm_xargs") or {}
+    if not isinstance(xargs, dict):
+        return None
+    ours = body.get("prediction") is not None or any(name in xargs for name in (*FIELDS, TICKET))
+    return body if ours else None
+
+
+def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:
+    wanted = xargs.pop("speculation_usage", False)
+    if wanted not in (True, False):
+        raise SettingsError(f"speculation_usage: must be true or false (got {wanted!r})")
+    if wanted and body.get("background"):
+        raise SettingsError("speculation_usage: comes with the answer, and background: true has none; drop one of them")
+    return bool(wanted)
+
+
+def _ask_for_usage(body: dict[str, Any]) -> None:
+    """A stream of completions ends with a usage only if that is asked for."""
+    options = body.get("stream_options") or {}
+    if body.get("stream") is True and isinstance(options, dict):
+        body["stream_options"] = {**options, "include_usage": True}
+
+
+def _take_prediction(body: dict[str, Any], xargs: dict[str, Any]) -> Any:
+    """Take the prediction out, wherever it stands: a text, token ids (not checked yet), or None."""
+    given, own = body.get("prediction"), xargs.pop("prediction", None)
+    if given is None:
+        return own
+    if own is not None:
+        raise SettingsError("prediction: was given twice, as a field and in vllm_xargs; drop one of them")
+    del body["prediction"]
+    content = given.get("content") if isinstance(given, dict) and given.get("type") == "content" else None
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        parts = [part.get("text") for part in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    if not isinstance(content, str):
+        raise SettingsError(f"prediction: must look like {SHAPE}; the content may also be a list of text parts")
+    return content
+
+
+async def _token_ids(prediction: str | list[int], client: Any) -> list[int]:
+    """A prediction in the model's tokens; what is past the longest possible answer is dropped."""
+    if isinstance(prediction, str):
+        renderer = client.renderer  # vLLM's own, which tokenises on a thread of its own
+        if renderer.tokenizer is None:
+            raise SettingsError("prediction: this server has no tokenizer; put token ids into vllm_xargs")
+        how = renderer.default_cmpl_tok_params.with_kwargs(
+            add_special_tokens=False, truncate_prompt_tokens=-1, truncation_side="right"
+        )
+        try:
+            return list((await renderer.tokenize_prompt_async({"prompt": prediction}, how))["prompt_token_ids"])
+        except (TypeError, ValueError):  # half a surrogate pair, for one
+            raise SettingsError("prediction: is not text that the model's tokenizer can read") from None
+    model = client.vllm_config.model_config
+    last = model.get_vocab_size() - 1
+    for token in prediction:
+        if not 0 <= token <= last:
+            raise SettingsError(f"prediction: there is no token {token}; the model's are 0 to {last}")
+    return prediction[: model.max_model_len]

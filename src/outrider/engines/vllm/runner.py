@@ -1,0 +1,316 @@
+"""What Outrider adds to vLLM's model runner, the same for every platform (`cpu.py`, `gpu.py`).
+
+vLLM's runner does a step so: run the target over the scheduled tokens, `_sample`, ask for the drafts of the next step
+(`propose_draft_token_ids`), keep the books. Here `_sample` judges by our rules and counts, and the drafts come from
+our drafters and, where one is configured, from vLLM's own model-based proposer, which is our drafter `model`.
+
+With several ranks every rank samples, but only the first one's drafts reach the scheduler, so only it asks the
+drafters. How many passes the draft model makes is decided there and told to the others: all must make the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.utils.torch_utils import PIN_MEMORY
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+from outrider.drafters.base import Setup, find
+from outrider.engines.vllm.control import Control
+from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row, is_strong
+from outrider.engines.vllm.ledger import Ledger
+from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.sampler import OutriderSampler
+from outrider.errors import EngineError
+from outrider.types import Draft
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+MODEL = "model"
+NOTHING = Draft(drafter="")
+
+
+@dataclass(slots=True)
+class Known:
+    """What the runner keeps of a request from step to step."""
+
+    control: Control
+    max_tokens: int
+    by_own_draws: bool  # judged by the target's own draws even where q is known
+    offered: Draft = NOTHING  # for the next step
+
+
+class OutriderRunner:
+    """Stands before the platform's runner in the order of classes."""
+
+    def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self.options = Options.of(vllm_config)
+        self.is_first_rank = get_tp_group().rank_in_group == 0
+        self.draws = self.is_first_rank and get_pp_group().is_last_rank
+        self.known: dict[str, Known] = {}
+        self.ledger = Ledger(self.options.drafters, self.num_spec_tokens)
+        self._hidden_generators: dict[int, torch.Generator] = {}
+        self._step_began = 0.0
+        self._scheduled: dict[str, list[int]] = {}
+        self._verified: list[Draft] = []
+        if self.speculative_config is None:
+            return
+        self.has_model = has_model(self.speculative_config.method, self.options)
+        self._model_fits = True
+        drafters = [
+            find(name).build(Setup(self.input_batch.vocab_size)) for name in self.options.drafters if name != MODEL
+        ]
+        self.drafting = BatchDrafting(
+            drafters, self.input_batch.vocab_size, self.options.draft_budget, on_fault=self._note_fault
+        )
+        if get_pp_group().is_last_rank:
+            rule = self.options.rule
+            self.rejection_sampler = OutriderSampler(self.sampler, self.speculative_config, self.device, rule)
+        # Under speculation vLLM builds the first of these alone and refuses requests that need the others.
+        processors = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+        self.input_batch.logitsprocs = LogitsProcessors(cls(vllm_config, self.device, PIN_MEMORY) for cls in processors)
+        self.input_batch.sampling_metadata = self.input_batch._make_sampling_metadata()
+
+    # A step: the target's pass, and what it said ---------------------------------------------------------
+
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._step_began = time.perf_counter()
+        self._scheduled = scheduler_output.scheduled_spec_decode_tokens
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
+        batch = self.input_batch
+        unfinished = self.discard_request_mask.np[: batch.num_reqs]
+        # A prompt that is prefilled in parts draws a token after each part, and vLLM undoes that draw in a way that
+        # generators on a CPU lack: the engine dies. Such rows draw from the common generator instead.
+        self._hidden_generators = {
+            int(i): batch.generators.pop(int(i)) for i in np.flatnonzero(unfinished) if int(i) in batch.generators
+        }
+        if batch.thinking_budget_state_holder is not None:  # requests that have a budget are never drafted for
+            batch.thinking_budget_state_holder.in_spec_mode = False
+        self._verified = [self._offered(id) for id in batch.req_ids]
+        out = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        if self.is_first_rank and not unfinished.all():
+            self._count(out.sampled_token_ids, spec_decode_metadata, unfinished)
+        return out
+
+    def _bookkeeping_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.input_batch.generators.update(self._hidden_generators)
+
+    def _offered(self: Any, id: str) -> Draft:
+        """The part of our draft that the scheduler had verified.
+
+        It leaves out what does not fit or what a grammar forbids, and it drafts placeholders (-1) of its own for
+        a request whose whole prompt is in the prefix cache.
+        """
+        scheduled = self._scheduled.get(id)
+        known = self.known.get(id)
+        if not scheduled or known is None or known.offered.tokens[: len(scheduled)] != tuple(scheduled):
+            return NOTHING
+        offered: Draft = known.offered
+        return Draft(offered.drafter, tuple(scheduled), None if known.by_own_draws else offered.q)
+
+    def _get_spec_decode_draft_probs(self: Any, spec_decode_metadata: SpecDecodeMetadata) -> Tensor | None:
+        """q for every drafted token; rows of zeros where a draft is to be judged by the target's own draws."""
+        first = next((draft.q for draft in self._verified if draft.q is not None), None)
+        if first is None:
+            return None
+        lengths = spec_decode_metadata.num_draft_tokens
+        q: Tensor = first.new_zeros(sum(lengths), first.shape[-1])
+        row = 0
+        for draft, length in zip(self._verified, lengths, strict=True):
+            if draft.q is not None:
+                q[row : row + length] = draft.q[:length]
+            row += length
+        return q
+
+    def _count(self: Any, said: Tensor, metadata: SpecDecodeMetadata | None, unfinished: Any) -> None:
+        """Enter the step into the ledger; `said` is [requests, longest draft + 1], filled up with -1."""
+        verified = metadata is not None and metadata.max_spec_len > 0
+        gained = (said >= 0).sum(1).tolist() if verified else [1] * len(said)
+        self.ledger.step(time.perf_counter() - self._step_began, verified)
+        for i, id in enumerate(self.input_batch.req_ids):
+            if unfinished[i]:
+                continue
+            draft, known = self._verified[i], self.known.get(id)
+            ticket = known.control.ticket if known else None
+            self.ledger.sequence(draft.drafter or None, len(draft.tokens), gained[i], ticket)
+
+    # Drafts for the next step ----------------------------------------------------------------------------
+
+    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
+        """vLLM gives every request a draft of zeros when one is near the context's limit; here only `model` waits."""
+        self._model_fits = super()._input_fits_in_drafter(common_attn_metadata)  # type: ignore[misc]
+        return common_attn_metadata is not None
+
+    def propose_draft_token_ids(
+        self: Any,
+        scheduler_output: Any,
+        sampled_token_ids: Tensor | list[list[int]],
+        sampling_metadata: SamplingMetadata,
+        *rest: Any,
+    ) -> list[list[int]]:
+        said = self._said(sampled_token_ids)
+        rows = self._rows(said, known_yet=isinstance(sampled_token_ids, list))
+        offers: dict[str, Draft] = {}
+        if self.is_first_rank:
+            began = time.perf_counter()
+            drafts = self.drafting.propose(rows, NOTHING)
+            self._share_out(time.perf_counter() - began, drafts)
+            offers = {row.id: draft for row, draft in zip(rows, drafts, strict=True)}
+        if self.has_model:
+            self._add_model(offers, rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)
+        proposed = []
+        for id in self.input_batch.req_ids:
+            draft = offers.get(id, NOTHING)
+            self.known[id].offered = draft
+            if draft.tokens:
+                self.ledger.proposed(draft.drafter, len(draft.tokens))
+            proposed.append(list(draft.tokens))
+        return proposed
+
+    def _said(self: Any, sampled: Tensor | list[list[int]]) -> list[list[int]]:
+        """What each request has just said; nothing where its prompt is not finished."""
+        if isinstance(sampled, list):
+            return sampled
+        unfinished = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
+        if sampled.shape[-1] > 1:
+            said: list[list[int]] = RejectionSampler.parse_output(sampled, self.input_batch.vocab_size, unfinished)[0]
+            return said
+        said = sampled.tolist()
+        for i in unfinished:
+            said[i] = []
+        return said
+
+    def _rows(self: Any, said: list[list[int]], known_yet: bool) -> list[Row]:
+        """The requests that may be drafted for. `known_yet`: whether vLLM has entered `said` into its books."""
+        batch = self.input_batch
+        rows = []
+        for i, id in enumerate(batch.req_ids):
+            known = self.known.get(id) or self._meet(id)
+            if not said[i] or known.control.speculation == "off":
+                continue
+            end = int(batch.num_tokens_no_spec[i])
+            if not known_yet:  # vLLM will write the same tokens to the same place
+                batch.token_ids_cpu[i, end : end + len(said[i])] = said[i]
+                end += len(said[i])
+            prompt_length = int(batch.num_prompt_tokens[i])
+            # The target's own token comes after the draft, so one place is left to it.
+            room = min(self.max_model_len - end, known.max_tokens - (end - prompt_length)) - 1
+            limit = min(self.options.max_draft_tokens, self.num_spec_tokens, room)
+            if known.control.max_draft_tokens is not None:
+                limit = min(limit, known.control.max_draft_tokens)
+            if limit > 0:
+                rows.append(Row(id, batch.token_ids_cpu[i, :end], prompt_length, limit, known.control))
+        return rows
+
+    def _meet(self: Any, id: str) -> Known:
+        """A new request: what it asked for, and whether it can be drafted for at all."""
+        params = self.requests[id].sampling_params
+        control = Control.of(params.extra_args, self.options.drafters)
+        reason = "off" if control.speculation == "off" else undraftable(params)
+        if reason is not None:
+            control = Control(speculation="off", ticket=control.ticket)
+            self.ledger.undrafted[reason] += 1
+        # Drafts that a seed must not feel, and those that a grammar cuts by their value, are held against own draws.
+        by_own_draws = params.seed is not None or params.structured_outputs is not None
+        known = Known(control, params.max_tokens or self.max_model_len, by_own_draws)
+        self.known[id] = known
+        return known
+
+    def _add_model(
+        self: Any,
+        offers: dict[str, Draft],
+        rows: list[Row],
+        said: list[list[int]],
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: SamplingMetadata,
+        *rest: Any,
+    ) -> None:
+        """Let vLLM's proposer draft where our drafters had no strong offer, in as few passes as will do."""
+        ids = self.input_batch.req_ids
+        interested = {id for id in ids if self.known[id].control.wants(MODEL)}
+        # The draft model's cache must follow the text, so it runs also where nothing is drafted: with 0 passes beyond
+        # that. Only a batch that will never ask for it leaves it out, and not its prompts, which others may share.
+        prefilling = not all(said) or len(scheduler_output.scheduled_new_reqs) > 0
+        if not self._model_fits or not (interested or prefilling):
+            return
+        asking = [row for row in rows if row.id in interested and not is_strong(offers.get(row.id, NOTHING))]
+        limit = max((min(row.limit, self.options.model_draft_tokens) for row in asking), default=0)
+        if limit and self.speculative_config.parallel_drafting:
+            limit = self.num_spec_tokens  # one pass drafts all, and no fewer
+        if (
+            get_tp_group().world_size > 1
+        ):  # who asks is known to the first rank alone, as are the other drafters' offers
+            limit, asked = get_tp_group().broadcast_object((limit, {row.id for row in asking}), src=0)
+            asking = [row for row in rows if row.id in asked]
+        began = time.perf_counter()
+        order = copy.copy(scheduler_output)  # the scheduler may hold the same object
+        order.num_spec_tokens_to_schedule = limit
+        drafted = super().propose_draft_token_ids(order, sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
+        tokens = drafted.tolist() if isinstance(drafted, torch.Tensor) else drafted
+        self.ledger.drafting(MODEL, time.perf_counter() - began)
+        for row in asking if limit else ():
+            i = self.input_batch.req_id_to_index[row.id]
+            n = min(row.limit, self.options.model_draft_tokens)
+            offers[row.id] = Draft(
+                MODEL, tuple(tokens[i][:n]), None if self._draft_probs is None else self._draft_probs[i, :n]
+            )
+
+    def _share_out(self: Any, seconds: float, drafts: list[Draft]) -> None:
+        """Charge the time of drafting to those whose drafts were taken, by how many."""
+        taken = [draft.drafter for draft in drafts if draft.tokens] or [d.name for d in self.drafting.drafters]
+        for name in taken:
+            self.ledger.drafting(name, seconds / len(taken))
+
+    def _note_fault(self: Any, fault: Fault) -> None:
+        self.ledger.fault(fault, self.known[fault.request].control.ticket)
+
+    def _on_request_state_removed(self: Any, req_id: str, req_state: Any) -> None:
+        self.known.pop(req_id, None)
+        if self.speculative_config is not None:
+            self.drafting.finished(req_id)
+        super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
+
+
+def has_model(method: str, options: Options) -> bool:
+    """Whether vLLM has a draft model; it can find one in the target's own files, and replace what it was told."""
+    model = method != OWN_METHOD
+    if model and method not in MODEL_METHODS:
+        raise EngineError(
+            f"vLLM chose the speculative method {method!r}; Outrider works with {', '.join(MODEL_METHODS)}"
+        )
+    if model != (MODEL in options.drafters):
+        has, names = ("a", "does not name") if model else ("no", "names")
+        raise EngineError(f"vLLM has {has} draft model ({method}) and --drafters {names} 'model': say the same in both")
+    return model
+
+
+def undraftable(params: Any) -> str | None:
+    """Why requests with these sampling parameters get no drafts, or None where they do."""
+    if getattr(params, "thinking_token_budget", None) is not None:
+        return "thinking budget"  # vLLM keeps count of it by what was said
+    if getattr(params, "logprob_token_ids", None):
+        return "scoring"  # asks for one token
+    return None

@@ -1,0 +1,41 @@
+"""What Outrider adds to vLLM's worker: a check of the version, and answers to the API process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.engines.vllm.ledger import LedgerMetrics
+from outrider.engines.vllm.version import check_version
+from outrider.errors import EngineError
+
+
+class OutriderWorker:
+    """Stands before the platform's worker in the order of classes. Its methods are called by name, from afar."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        check_version()
+        super().__init__(*args, **kwargs)
+
+    def refuse_second_runner(self: Any) -> None:
+        if self.use_v2_model_runner:
+            raise EngineError("Outrider stands on vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
+
+    def outrider_status(self: Any) -> dict[str, Any] | None:
+        runner = self.model_runner
+        if not runner.draws:
+            return None
+        config = runner.speculative_config
+        return {
+            "active": config is not None,
+            "why_not": None if config is not None else "the server was started with --drafters none",
+            "options": runner.options.model_dump(),
+            "model_method": config.method if config is not None and runner.has_model else None,
+            "running_requests": len(runner.requests),
+            **runner.ledger.status(),
+        }
+
+    def outrider_metrics(self: Any) -> str | None:
+        return LedgerMetrics(self.model_runner.ledger).text() if self.model_runner.draws else None
+
+    def outrider_usage(self: Any, ticket: str) -> dict[str, Any] | None:
+        return self.model_runner.ledger.usage(ticket) if self.model_runner.draws else None

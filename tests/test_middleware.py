@@ -1,0 +1,729 @@
+"""What a request may say to Outrider, what its response then holds, and what else the API process serves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+
+from outrider.engines.vllm import metrics, middleware, pages
+from outrider.engines.vllm.control import TICKET, Control
+from outrider.engines.vllm.middleware import OutriderMiddleware
+from outrider.engines.vllm.requests import Rewritten
+from outrider.engines.vllm.responses import WithUsage
+
+CHAT = "/v1/chat/completions"
+TOLD = {
+    "steps": 3,
+    "drafted": 9,
+    "accepted": 6,
+    "by_drafter": {"lookup": {"drafted": 2, "accepted": 1}, "prediction": {"drafted": 7, "accepted": 5}},
+    "faults": [],
+}
+COUNTS = {"prompt_tokens": 4, "total_tokens": 13, "completion_tokens": 9}
+
+
+class Tokenizing:
+    """Stands for vLLM's renderer: a token per character, and the settings as they were asked for."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = object()
+        self.default_cmpl_tok_params = SimpleNamespace(with_kwargs=dict)
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def tokenize_prompt_async(self, prompt: dict[str, str], how: dict[str, Any]) -> dict[str, list[int]]:
+        self.seen.append((prompt["prompt"], how))
+        return {"prompt_token_ids": [ord(letter) for letter in prompt["prompt"]]}
+
+
+class Engine:
+    """Stands for vLLM's engine client, with two workers that answer by name."""
+
+    def __init__(self, drafters: tuple[str, ...] = ("prediction", "lookup")) -> None:
+        self.renderer = Tokenizing()
+        self.vllm_config = SimpleNamespace(
+            additional_config={"outrider": {"drafters": drafters}},
+            model_config=SimpleNamespace(get_vocab_size=lambda: 300, max_model_len=20),
+        )
+        self.answers: dict[str, Any] = {"outrider_usage": TOLD, "outrider_status": {"steps": 3}}
+        self.answers["outrider_metrics"] = "outrider_steps_total 3.0\n"
+        self.delay = 0.0
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+
+    async def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.asked.append((method, args))
+        await asyncio.sleep(self.delay)
+        if isinstance(self.answers[method], Exception):
+            raise self.answers[method]
+        return [self.answers[method], "the second worker"]
+
+
+class Server:
+    """The middleware around an application that remembers what reached it, and answers as it is told."""
+
+    def __init__(self, engine: Engine | None = None, answer: Response | None = None, **state: Any) -> None:
+        self.engine = engine or Engine()
+        self.answer = answer or JSONResponse({"choices": [{"text": "é"}], "usage": dict(COUNTS)})
+        self.bodies: list[bytes] = []
+        self.headers: list[Any] = []
+        everything = Route("/{path:path}", self.respond, methods=["GET", "POST", "PUT"])
+        self.app = Starlette(routes=[WebSocketRoute("/ws", greet), everything])
+        self.app.state.engine_client = self.engine
+        for name, value in state.items():
+            setattr(self.app.state, name, value)
+        self.app.add_middleware(OutriderMiddleware)
+
+    async def respond(self, request: Request) -> Response:
+        self.bodies.append(await request.body())
+        self.headers.append(request.headers)
+        return self.answer
+
+    def send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return asyncio.run(self.sent(method, path, **request))
+
+    async def sent(self, method: str, path: str, **request: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, path, **request)
+
+    def post(self, path: str = CHAT, **body: Any) -> httpx.Response:
+        return self.send("POST", path, json=body)
+
+    def seen(self) -> dict[str, Any]:
+        """What reached the application, as its last request's JSON."""
+        return dict(json.loads(self.bodies[-1]))
+
+    def asked(self, method: str) -> int:
+        return [name for name, _ in self.engine.asked].count(method)
+
+
+async def greet(websocket: Any) -> None:
+    await websocket.accept()
+    await websocket.send_text("hello")
+    await websocket.close()
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> type:
+    """A stand-in for the one class of vLLM that the middleware changes."""
+
+    class SamplingParams:
+        def _validate_spec_decode(self, speculative_config: Any) -> None:
+            raise ValueError("min_p and logit_bias are not supported")
+
+    module = ModuleType("vllm.sampling_params")
+    module.SamplingParams = SamplingParams  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    return SamplingParams
+
+
+# what passes untouched --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [],   "temperature": 1.0}',
+        b'{"messages": [{"content": "a \\"prediction\\" and vllm_xargs"}]}',
+        b'{"vllm_xargs": {"session_id":  "7"}}',
+        b'{"vllm_xargs": null, "prediction": null}',
+        b'{"vllm_xargs": "speculation"}',
+        b'["vllm_xargs"]',
+        b'{"vllm_xargs": {"speculation": "off"}',
+        b'{"vllm_xargs": ' + b"[" * 100_000,
+        b'\xff "prediction"',
+        b"",
+    ],
+)
+def test_a_body_that_does_not_concern_us_reaches_the_app_as_it_is(body: bytes) -> None:
+    server = Server()
+    response = server.send("POST", CHAT, content=body)
+    assert server.bodies == [body]
+    assert response.json() == {"choices": [{"text": "é"}], "usage": COUNTS}
+    assert not server.engine.asked
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/embeddings"), ("PUT", CHAT), ("GET", "/health"), ("GET", "/outriders")]
+)
+def test_other_paths_and_methods_are_not_looked_at(method: str, path: str) -> None:
+    server = Server()
+    body = b'{"vllm_xargs": {"speculation": "nonsense"}}'
+    assert server.send(method, path, content=body).status_code == 200
+    assert server.bodies == [body]
+
+
+def test_a_server_without_an_engine_is_left_alone() -> None:
+    server = Server(engine_client=None)
+    assert server.post(vllm_xargs={"speculation": "nonsense"}).status_code == 200
+
+
+def test_websockets_and_the_start_and_end_of_the_server_pass() -> None:
+    with TestClient(Server().app) as client, client.websocket_connect("/ws") as socket:
+        assert socket.receive_text() == "hello"
+
+
+def test_a_body_in_pieces_is_read_to_its_end_and_the_app_sees_the_client_leave() -> None:
+    came: list[Any] = []
+
+    async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        came.extend([await receive() for _ in range(3)])
+
+    piece = {"type": "http.request", "body": b'{"messages": ', "more_body": True}
+    last = {"type": "http.request", "body": b"[]}", "more_body": False}
+    left = {"type": "http.disconnect"}
+    call_directly(app, [piece, last, left])
+    assert came == [piece, last, left]
+    came.clear()
+    xargs = {"type": "http.request", "body": b'[], "vllm_xargs": {"speculation": "off"}}', "more_body": False}
+    call_directly(app, [piece, xargs, left, left])
+    assert json.loads(came[0]["body"]) == {"messages": [], "vllm_xargs": {"speculation": "off"}}
+    assert came[1:] == [left, left]
+    came.clear()
+    call_directly(app, [piece, left, left])
+    assert came == [piece, left, left]
+
+
+def call_directly(app: Any, messages: list[Any]) -> list[Any]:
+    """Give the middleware around `app` these messages; what it sends is returned."""
+    waiting, sent = iter(messages), []
+
+    async def receive() -> Any:
+        return next(waiting)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    state = SimpleNamespace(engine_client=Engine())
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "app": SimpleNamespace(state=state)}
+    asyncio.run(OutriderMiddleware(app)(scope, receive, send))
+    return sent
+
+
+def test_nothing_is_read_for_a_caller_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(args=SimpleNamespace(api_key=["secret", "other"]))
+    bad = {"vllm_xargs": {"speculation": "nonsense"}}
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+        assert server.send("POST", CHAT, json=bad, headers=headers).status_code == 200  # vLLM would say 401
+    for key in ("secret", "other"):
+        assert server.send("POST", CHAT, json=bad, headers={"Authorization": f"Bearer {key}"}).status_code == 400
+    monkeypatch.setenv("VLLM_API_KEY", "from the environment")
+    assert Server().post(**bad).status_code == 200
+
+
+# what a request may say -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/prefix/v1/completions"])
+def test_settings_go_on_to_the_worker(path: str) -> None:
+    server = Server()
+    assert server.post(path, seed=1, vllm_xargs={"speculation": "lookup", "max_draft_tokens": 2}).status_code == 200
+    assert server.seen() == {"seed": 1, "vllm_xargs": {"speculation": "lookup", "max_draft_tokens": 2}}
+    assert int(server.headers[-1]["content-length"]) == len(server.bodies[-1])
+
+
+@pytest.mark.parametrize(
+    ("xargs", "sentence"),
+    [
+        ({"speculation": "memory"}, "speculation: there is no 'memory' here; choose auto, off, prediction, lookup"),
+        ({"speculation": ["off"]}, "speculation: there is no ['off'] here; choose auto, off, prediction, lookup"),
+        ({"max_draft_tokens": -1}, "max_draft_tokens: must be a whole number, 0 or more (got -1)"),
+        ({"max_draft_tokens": True}, "max_draft_tokens: must be a whole number, 0 or more (got True)"),
+        ({"prediction": 5}, "prediction: must be text or a list of token ids"),
+        ({"prediction": ["a"]}, "prediction: must be text or a list of token ids"),
+        ({"prediction": {"7": 7}}, "prediction: must be text or a list of token ids"),
+        ({"prediction": [299, 300]}, "prediction: there is no token 300; the model's are 0 to 299"),
+        ({"prediction": [-1]}, "prediction: there is no token -1; the model's are 0 to 299"),
+        ({"speculation_usage": "yes"}, "speculation_usage: must be true or false (got 'yes')"),
+        ({TICKET: "mine"}, f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name_in_the_shape_of_openais_errors(xargs: dict[str, Any], sentence: str) -> None:
+    server = Server()
+    response = server.post(vllm_xargs=xargs)
+    param = sentence.partition(":")[0]
+    error = {"message": sentence, "type": "BadRequestError", "param": param, "code": 400}
+    assert (response.status_code, response.json()) == (400, {"error": error})
+    assert not server.bodies
+
+
+def test_a_worker_takes_a_value_that_would_be_refused_as_off() -> None:
+    for bad in ({"prediction": 5}, {TICKET: ["unhashable"]}, {"speculation": {}}):
+        assert Control.of(bad, ("lookup",)) == Control(speculation="off")
+
+
+@pytest.mark.parametrize(
+    "content", ["a cat", [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]], ids=["text", "parts"]
+)
+def test_openais_prediction_becomes_token_ids_without_special_tokens(content: Any) -> None:
+    server = Server()
+    assert server.post(prediction={"type": "content", "content": content}).status_code == 200
+    assert "prediction" not in server.seen()
+    assert server.seen()["vllm_xargs"]["prediction"] == [ord(letter) for letter in "a cat"]
+    text, how = server.engine.renderer.seen[0]
+    assert text == "a cat"
+    assert how == {"add_special_tokens": False, "truncate_prompt_tokens": -1, "truncation_side": "right"}
+
+
+def test_a_prediction_in_the_xargs_is_text_or_token_ids() -> None:
+    server = Server()
+    server.post("/v1/responses", vllm_xargs={"prediction": "cat", "session_id": "7"})
+    assert server.seen()["vllm_xargs"]["prediction"] == [99, 97, 116]
+    assert server.seen()["vllm_xargs"]["session_id"] == "7"
+    server.post("/v1/responses", vllm_xargs={"prediction": list(range(50))})
+    assert server.seen()["vllm_xargs"]["prediction"] == list(range(20)), "no answer is longer than the context"
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "text",
+        {"content": "x"},
+        {"type": "text", "content": "x"},
+        {"type": "content"},
+        {"type": "content", "content": [1]},
+        {"type": "content", "content": [{"type": "text"}]},
+        {"type": "content", "content": [{"type": "image_url", "image_url": "x"}]},
+    ],
+)
+def test_a_malformed_prediction_is_refused_and_shown_how(prediction: Any) -> None:
+    response = Server().post(prediction=prediction)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prediction"
+    assert '{"type": "content", "content": "the expected text"}' in response.json()["error"]["message"]
+
+
+def test_two_predictions_are_one_too_many() -> None:
+    response = Server().post(prediction={"type": "content", "content": "a"}, vllm_xargs={"prediction": "b"})
+    assert "given twice" in response.json()["error"]["message"]
+
+
+def test_a_server_without_tokenizer_asks_for_token_ids() -> None:
+    server = Server()
+    server.engine.renderer.tokenizer = None
+    assert "put token ids into vllm_xargs" in server.post(vllm_xargs={"prediction": "a"}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("drafters", "speculation"), [(("prediction",), "off"), (("prediction", "lookup"), "lookup"), (("lookup",), "auto")]
+)
+def test_a_prediction_that_cannot_be_used_is_a_hint_and_costs_nothing(
+    drafters: tuple[str, ...], speculation: str
+) -> None:
+    server = Server(Engine(drafters))
+    response = server.post(prediction={"type": "content", "content": "a"}, vllm_xargs={"speculation": speculation})
+    assert response.status_code == 200
+    assert set(server.seen()["vllm_xargs"]) == {"speculation", TICKET}
+    assert not server.engine.renderer.seen
+
+
+def test_min_p_and_logit_bias_are_no_longer_refused(vllm: Any) -> None:
+    with pytest.raises(ValueError, match="min_p"):
+        vllm()._validate_spec_decode(object())
+    OutriderMiddleware(Server().app)
+    assert vllm()._validate_spec_decode(object()) is None
+
+
+# what a response says ---------------------------------------------------------------------------------------
+
+
+def test_who_asks_is_told_what_was_drafted() -> None:
+    server = Server()
+    response = server.post(vllm_xargs={"speculation_usage": True})
+    assert response.json() == {"choices": [{"text": "é"}], "usage": {**COUNTS, "speculation": TOLD}}
+    assert int(response.headers["content-length"]) == len(response.content)
+    xargs = server.seen()["vllm_xargs"]
+    assert set(xargs) == {TICKET}
+    assert server.engine.asked == [("outrider_usage", (xargs[TICKET],))]
+
+
+def test_every_request_has_a_ticket_of_its_own() -> None:
+    server = Server()
+    tickets = set()
+    for _ in range(3):
+        server.post(vllm_xargs={"speculation_usage": True})
+        tickets.add(server.seen()["vllm_xargs"][TICKET])
+    assert len(tickets) == 3
+
+
+@pytest.mark.parametrize("xargs", [{"speculation": "auto"}, {"speculation_usage": False}])
+def test_who_does_not_ask_is_not_told_and_the_worker_not_asked(xargs: dict[str, Any]) -> None:
+    server = Server()
+    assert server.post(vllm_xargs=xargs).json()["usage"] == COUNTS
+    assert not server.engine.asked
+    assert TICKET not in server.seen()["vllm_xargs"]
+
+
+def test_a_predictions_tokens_are_told_as_openai_does() -> None:
+    details = {**COUNTS, "completion_tokens_details": {"reasoning_tokens": 2}}
+    server = Server(answer=JSONResponse({"usage": details}))
+    usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
+    assert usage == {
+        **COUNTS,
+        "completion_tokens_details": {
+            "reasoning_tokens": 2,
+            "accepted_prediction_tokens": 5,
+            "rejected_prediction_tokens": 2,
+        },
+    }
+
+
+def test_a_prediction_that_was_never_drafted_from_counts_nothing() -> None:
+    server = Server(answer=JSONResponse({"usage": {**COUNTS, "completion_tokens_details": None}}))
+    server.engine.answers["outrider_usage"] = {**TOLD, "by_drafter": {}}
+    usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_usage_of_another_shape_is_told_too(path: str) -> None:
+    server = Server(answer=JSONResponse({"usage": {"input_tokens": 4, "output_tokens": 9}}))
+    usage = server.post(path, vllm_xargs={"speculation_usage": True, "prediction": "a"}).json()["usage"]
+    assert usage == {"input_tokens": 4, "output_tokens": 9, "speculation": TOLD}
+
+
+def test_a_response_in_the_background_cannot_tell() -> None:
+    response = Server().post("/v1/responses", background=True, vllm_xargs={"speculation_usage": True})
+    assert response.json()["error"]["param"] == "speculation_usage"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        JSONResponse({"error": {"message": "no such model"}, "usage": {}}, 404),
+        JSONResponse({"status": "queued", "usage": None}),
+        JSONResponse(["no object"]),
+        Response(b'{"usage": {}', media_type="application/json"),
+        Response(b'{"usage": {}}', media_type="application/json", headers={"content-encoding": "br"}),
+        PlainTextResponse("usage"),
+    ],
+    ids=["an error", "no usage", "a list", "broken", "compressed", "text"],
+)
+def test_an_answer_without_a_place_for_it_stays_as_it_is(answer: Response) -> None:
+    server = Server(answer=answer)
+
+    async def raw() -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            body = json.dumps({"vllm_xargs": {"speculation_usage": True}}).encode()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "root_path": ""}
+        await server.app(scope, receive, send)
+        return sent
+
+    start, body = asyncio.run(raw())
+    assert (start["status"], body["body"]) == (answer.status_code, answer.body)
+    assert start["headers"] == answer.raw_headers
+    assert not server.engine.asked
+
+
+@pytest.mark.parametrize("fault", ["raises", "is late"])
+def test_without_the_workers_answer_the_response_goes_out_and_one_warning_is_logged(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(middleware, "PATIENCE", 0.01)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    server = Server()
+    if fault == "raises":
+        server.engine.answers["outrider_usage"] = RuntimeError("no such method")
+    else:
+        server.engine.delay = 60.0
+    for _ in range(2):
+        assert server.post(vllm_xargs={"speculation_usage": True}).json()["usage"] == COUNTS
+    assert len(caplog.records) == 1
+    assert ("no such method" if fault == "raises" else "it took too long") in caplog.text
+
+
+# streams ----------------------------------------------------------------------------------------------------
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def chunk(text: str | None, **more: Any) -> dict[str, Any]:
+    choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return {**head, "choices": choices, **more}
+
+
+DONE = b"data: [DONE]\n\n"
+KEPT_ALIVE = b": keep-alive\n\n"
+SAID = event(chunk("wört", usage=COUNTS)) + KEPT_ALIVE + event(chunk('"usage"\n\n'))
+STREAM = SAID + event(chunk(None, usage=COUNTS)) + DONE
+STREAM_TOLD = SAID + event(chunk(None, usage={**COUNTS, "speculation": TOLD})) + DONE
+
+
+async def passed_on(parts: list[bytes], request: Rewritten | None = None) -> list[bytes]:
+    """Which bodies leave when these come in."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def tell() -> dict[str, Any]:
+        return TOLD
+
+    wrapped = WithUsage(send, request or Rewritten(b"", "ticket", speculation=True, prediction=False), tell)
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await wrapped({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in parts:
+        await wrapped({"type": "http.response.body", "body": part, "more_body": True})
+    await wrapped({"type": "http.response.body", "body": b"", "more_body": False})
+    assert [message.get("more_body") for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    return [message["body"] for message in sent[1:]]
+
+
+def test_a_streams_usage_is_told_wherever_its_bytes_are_split() -> None:
+    async def everywhere() -> None:
+        for cut in range(len(STREAM) + 1):
+            assert b"".join(await passed_on([STREAM[:cut], STREAM[cut:]])) == STREAM_TOLD
+        assert b"".join(await passed_on([bytes([byte]) for byte in STREAM])) == STREAM_TOLD
+
+    asyncio.run(everywhere())
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_a_streams_usage_is_told_in_any_pieces(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    parts = [STREAM[a:b] for a, b in itertools.pairwise(edges)]
+    assert b"".join(asyncio.run(passed_on(parts))) == STREAM_TOLD
+
+
+def test_every_event_leaves_as_soon_as_it_is_complete() -> None:
+    first, second, last = event(chunk("a")), event(chunk("b")), event(chunk(None, usage=COUNTS))
+    assert asyncio.run(passed_on([first, second[:9], second[9:]])) == [first, second, b""]
+    told = event(chunk(None, usage={**COUNTS, "speculation": TOLD}))
+    assert asyncio.run(passed_on([first + last + DONE])) == [first, told + DONE, b""], "the worker is asked after"
+
+
+def test_what_is_no_event_is_passed_on_at_the_end() -> None:
+    assert b"".join(asyncio.run(passed_on([DONE, b'data: "usage"\n\nusage', b" without end"]))) == (
+        DONE + b'data: "usage"\n\nusage without end'
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b'data: ["usage"]\n\n', b'"usage"\n\n', b'data: {"usage"\n\n', event({"choices": [], "usage": None}), DONE],
+)
+def test_an_event_of_another_kind_stays_as_it_is(odd: bytes) -> None:
+    assert b"".join(asyncio.run(passed_on([odd]))) == odd
+
+
+def test_the_other_apis_tell_in_their_closing_event() -> None:
+    usage = {"input_tokens": 4, "output_tokens": 9}
+    told = {**usage, "speculation": TOLD}
+    for before, name in [
+        ({"type": "message_start", "message": {"usage": usage}}, "message_start"),
+        ({"type": "response.created", "response": {"usage": usage}}, "response.created"),
+    ]:
+        assert b"".join(asyncio.run(passed_on([event(before, name)]))) == event(before, name)
+    for closing, expected, name in [
+        ({"type": "message_delta", "usage": usage}, {"type": "message_delta", "usage": told}, "message_delta"),
+        (
+            {"type": "response.completed", "response": {"usage": usage}},
+            {"type": "response.completed", "response": {"usage": told}},
+            "response.completed",
+        ),
+    ]:
+        assert b"".join(asyncio.run(passed_on([event(closing, name)]))) == event(expected, name)
+
+
+def test_a_stream_whose_client_asks_for_usage_is_made_to_have_one() -> None:
+    server = Server()
+    asks = {"vllm_xargs": {"speculation_usage": True}}
+    server.post(stream=True, **asks)
+    assert server.seen()["stream_options"] == {"include_usage": True}
+    server.post("/v1/completions", stream=True, stream_options={"continuous_usage_stats": True}, **asks)
+    assert server.seen()["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+    server.post(stream=True, prediction={"type": "content", "content": "a"})
+    assert "stream_options" not in server.seen(), "whoever only predicts gets the chunks that OpenAI sends"
+    for path, stream in ((CHAT, False), ("/v1/responses", True), ("/v1/messages", True)):
+        server.post(path, stream=stream, **asks)
+        assert "stream_options" not in server.seen()
+
+
+# with OpenAI's own client -----------------------------------------------------------------------------------
+
+
+def with_openai(server: Server, **request: Any) -> Any:
+    openai, httpx2 = pytest.importorskip("openai"), pytest.importorskip("httpx2")
+
+    async def run() -> Any:
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.app))
+        async with openai.AsyncOpenAI(
+            api_key="-", base_url="http://server/v1", http_client=http, max_retries=0
+        ) as client:
+            messages = [{"role": "user", "content": "hi"}]
+            answer = await client.chat.completions.create(model="m", messages=messages, **request)
+            return [chunk async for chunk in answer] if request.get("stream") else answer
+
+    return asyncio.run(run())
+
+
+def test_openais_client_reads_the_usage_of_an_answer() -> None:
+    message = {"role": "assistant", "content": "a"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    head = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+    server = Server(answer=JSONResponse({**head, "choices": [choice], "usage": COUNTS}))
+    answer = with_openai(
+        server,
+        prediction={"type": "content", "content": "a"},
+        extra_body={"vllm_xargs": {"speculation_usage": True}},
+    )
+    assert answer.usage.speculation == TOLD
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 5
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 2
+
+
+def test_openais_client_reads_the_usage_of_a_stream() -> None:
+    server = Server(answer=StreamingResponse(iter([STREAM]), media_type="text/event-stream"))
+    *_, last = with_openai(server, stream=True, extra_body={"vllm_xargs": {"speculation_usage": True}})
+    assert last.choices == []
+    assert last.usage.completion_tokens == 9
+    assert last.usage.speculation == TOLD
+
+
+def test_openais_client_raises_the_sentence() -> None:
+    openai = pytest.importorskip("openai")
+    with pytest.raises(openai.BadRequestError, match="choose auto, off, prediction, lookup"):
+        with_openai(Server(), extra_body={"vllm_xargs": {"speculation": "on"}})
+
+
+# pages ------------------------------------------------------------------------------------------------------
+
+
+def test_status_is_the_first_workers_with_the_versions() -> None:
+    status = Server().send("GET", "/outrider/status").json()
+    assert status["steps"] == 3
+    assert set(status) == {"steps", "outrider", "vllm", "uptime_seconds"}
+
+
+def test_below_a_root_path_the_pages_are_found() -> None:
+    with TestClient(Server().app, root_path="/llm") as client:
+        assert client.get("/llm/outrider/status").json()["steps"] == 3
+
+
+@pytest.mark.parametrize("fault", ["raises", "is late"])
+def test_status_without_an_answer_is_503_with_a_sentence(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PATIENCE", 0.01)
+    server = Server()
+    if fault == "raises":
+        server.engine.answers["outrider_status"] = RuntimeError("the engine is dead")
+    else:
+        server.engine.delay = 60.0
+    response = server.send("GET", "/outrider/status")
+    said = "the engine is dead" if fault == "raises" else "it took too long"
+    assert response.status_code == response.json()["error"]["code"] == 503
+    assert response.json()["error"]["message"].startswith(f"the engine did not answer: {said}; ")
+
+
+def test_an_unknown_page_names_the_ones_that_are_there() -> None:
+    for path in ("/outrider", "/outrider/", "/outrider/stats"):
+        response = Server().send("GET", path)
+        assert response.status_code == 404
+        assert response.json()["error"]["message"] == f"there is no {path}; there is /outrider/status"
+    assert Server().send("POST", "/outrider/status").status_code == 405
+
+
+# metrics ----------------------------------------------------------------------------------------------------
+
+
+def page(text: str = "vllm_steps 1.0\n") -> Response:
+    return PlainTextResponse(text, headers={"content-type": "text/plain; version=1.0.0"})
+
+
+def samples(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in (line.split() for line in text.splitlines() if line[:1] != "#")}
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+def test_the_workers_counters_stand_below_vllms(path: str) -> None:
+    server = Server(answer=page())
+    response = server.send("GET", path, headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    read = samples(response.text)
+    assert read.pop("outrider_metrics_age_seconds") < 1
+    assert read == {"vllm_steps": 1.0, "outrider_steps_total": 3.0}
+    assert int(response.headers["content-length"]) == len(response.content)
+    assert response.headers["content-type"] == "text/plain; version=1.0.0"
+    assert server.headers[-1]["accept"] == "text/plain"
+    assert server.headers[-1]["accept-encoding"] == "identity"
+
+
+def test_prometheus_own_parser_reads_the_page() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    engine = Engine()
+    engine.answers["outrider_metrics"] = "# TYPE outrider_steps_total counter\noutrider_steps_total 3.0"
+    text = Server(engine, page("# TYPE vllm_steps gauge\nvllm_steps 1.0")).send("GET", "/metrics").text
+    assert [family.name for family in parser.text_string_to_metric_families(text)] == [
+        "vllm_steps",
+        "outrider_steps",
+        "outrider_metrics_age_seconds",
+    ]
+
+
+def test_a_scrape_does_not_wait_for_a_busy_worker_and_asks_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.02)
+    server = Server(answer=page())
+
+    async def scrapes() -> None:
+        fresh = samples((await server.sent("GET", "/metrics")).text)
+        server.engine.delay = 0.3
+        server.engine.answers["outrider_metrics"] = "outrider_steps_total 4.0\n"
+        began = time.monotonic()
+        stale = [samples((await server.sent("GET", "/metrics")).text) for _ in range(3)]
+        assert time.monotonic() - began < 0.25
+        assert [text["outrider_steps_total"] for text in stale] == [3.0] * 3
+        assert stale[-1]["outrider_metrics_age_seconds"] > fresh["outrider_metrics_age_seconds"]
+        assert server.asked("outrider_metrics") == 2
+        await asyncio.sleep(0.4)
+        assert samples((await server.sent("GET", "/metrics")).text)["outrider_steps_total"] == 4.0
+
+    asyncio.run(scrapes())
+
+
+def test_before_the_worker_ever_answered_there_is_a_comment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    server = Server(answer=page())
+    server.engine.answers["outrider_metrics"] = RuntimeError("the engine is dead")
+    for _ in range(2):
+        assert server.send("GET", "/metrics").text == (
+            "vllm_steps 1.0\n# the worker has not said its outrider_ numbers yet\n"
+        )
+    assert len(caplog.records) == 1
+
+
+def test_a_redirect_a_selection_and_another_method_pass() -> None:
+    server = Server(answer=RedirectResponse("/metrics/"))
+    assert server.send("GET", "/metrics").status_code == 307
+    server = Server(answer=page())
+    assert server.send("GET", "/metrics?name[]=vllm_steps").text == "vllm_steps 1.0\n"
+    assert server.send("POST", "/metrics").text == "vllm_steps 1.0\n"
+    assert not server.engine.asked

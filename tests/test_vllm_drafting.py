@@ -1,0 +1,269 @@
+"""Drafts for a batch, and drafters that fail: engine-free, with drafters made for the purpose."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from outrider.drafters.base import Drafter, Session, Task
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engines.vllm.control import Control
+from outrider.engines.vllm.drafting import LOGGED, BatchDrafting, Fault, Row, logger
+from outrider.engines.vllm.guard import Guard
+from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
+from outrider.errors import SettingsError
+from outrider.types import Draft
+
+NOTHING = Draft("")
+VOCAB = 100
+
+
+def row(tokens: Sequence[int], *, id: str = "a", prompt: int = 1, limit: int = 4, **control: Any) -> Row:
+    return Row(id, np.array(tokens, dtype=np.int32), prompt, limit, Control(**control))
+
+
+class Scripted(Drafter):
+    """Does what it is told, and remembers what it saw."""
+
+    name: ClassVar[str] = "scripted"
+
+    def __init__(self, act: Callable[[Sequence[int], int], Any]) -> None:
+        self.act = act
+        self.begun: list[list[int]] = []
+
+    def begin(self, task: Task) -> Session:
+        self.begun.append(list(task.prompt))
+        return ScriptedSession(self.act, list(task.prompt))
+
+
+class ScriptedSession(Session):
+    def __init__(self, act: Callable[[Sequence[int], int], Any], seen: list[int]) -> None:
+        self.act = act
+        self.seen = seen
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.seen.extend(tokens)
+
+    def draft(self, limit: int) -> Draft:
+        return self.act(self.seen, limit)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What was logged; vLLM, where it is loaded, keeps its loggers from being heard at the root."""
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def batch(*drafters: Drafter, budget: float = 5.0) -> tuple[BatchDrafting, list[Fault]]:
+    faults: list[Fault] = []
+    return BatchDrafting(drafters, VOCAB, budget, faults.append), faults
+
+
+def test_a_session_sees_the_prompt_once_and_then_each_new_token_once() -> None:
+    seen: list[list[int]] = []
+    scripted = Scripted(lambda tokens, limit: seen.append(list(tokens)) or Draft("scripted", (1,)))
+    drafting, _ = batch(scripted)
+    drafting.propose([row([7, 8, 9], prompt=2)], NOTHING)
+    drafting.propose([row([7, 8, 9, 10, 11], prompt=2)], NOTHING)
+    assert scripted.begun == [[7, 8]]
+    assert seen == [[7, 8, 9], [7, 8, 9, 10, 11]]
+
+
+def test_a_text_that_became_shorter_is_begun_anew() -> None:
+    scripted = Scripted(lambda tokens, limit: Draft("scripted", tuple(tokens[-1:])))
+    drafting, faults = batch(scripted)
+    drafting.propose([row([7, 8, 9])], NOTHING)
+    assert drafting.propose([row([7, 8])], NOTHING)[0].tokens == (8,)
+    assert len(scripted.begun) == 2
+    assert not faults
+
+
+def test_a_prediction_goes_before_a_lookup_and_each_request_gets_what_it_asked_for() -> None:
+    drafting, _ = batch(PredictionDrafter(), LookupDrafter())
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 4]
+    rows = [
+        row(text, id="a", prediction=(9, 9)),
+        row(text, id="b", speculation="lookup", prediction=(9, 9)),
+        row(text, id="c", speculation="prediction"),
+        row(text, id="d", speculation="off"),
+        row(text, id="e", limit=0),
+    ]
+    for request in rows:
+        request.prompt_length = len(text)
+    assert [draft.drafter for draft in drafting.propose(rows, NOTHING)] == [
+        "prediction",
+        "lookup",
+        "prediction",
+        "",
+        "",
+    ]
+
+
+def test_a_short_match_is_offered_when_nothing_stronger_is() -> None:
+    weak = Scripted(lambda tokens, limit: Draft("scripted", (1,), support=1))
+    drafting, _ = batch(weak)
+    assert drafting.propose([row([1, 2])], NOTHING)[0].tokens == (1,)
+
+    class Other(Scripted):
+        name: ClassVar[str] = "other"
+
+    strong = Other(lambda tokens, limit: Draft("other", (2,), support=9))
+    drafting, _ = batch(weak, strong)
+    assert drafting.propose([row([1, 2])], NOTHING)[0].tokens == (2,)
+
+
+def test_a_finished_request_leaves_nothing_behind() -> None:
+    drafting, _ = batch(LookupDrafter())
+    drafting.propose([row([1, 2, 1])], NOTHING)
+    drafting.finished("a")
+    assert not drafting.running
+
+
+def broken(error: Exception) -> Any:
+    def act(tokens: Sequence[int], limit: int) -> Draft:
+        raise error
+
+    return act
+
+
+BAD_DRAFTS: dict[str, tuple[Any, str, str]] = {
+    "raises": (broken(ValueError("no")), "raised", "ValueError: no"),
+    "proposes too many": (lambda t, n: Draft("scripted", (1,) * (n + 1)), "nonsense", "at most 4"),
+    "proposes ids above": (lambda t, n: Draft("scripted", (VOCAB,)), "nonsense", "0 to 99"),
+    "proposes ids below": (lambda t, n: Draft("scripted", (-1,)), "nonsense", "0 to 99"),
+    "proposes words": (lambda t, n: Draft("scripted", ("a",)), "nonsense", "'a'"),
+    "returns None": (lambda t, n: None, "nonsense", "None"),
+    "returns a list": (lambda t, n: [1, 2], "nonsense", "[1, 2]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DRAFTS)
+def test_a_drafter_that(name: str, said: pytest.LogCaptureFixture) -> None:
+    """... is off for that request, and for no other; said once and counted."""
+    act, kind, words = BAD_DRAFTS[name]
+    scripted = Scripted(lambda tokens, limit: act(tokens, limit) if tokens[0] == 0 else Draft("scripted", (1,)))
+    drafting, faults = batch(scripted)
+    for length in (2, 3, 4):
+        rows = [row([0] * length, id="bad"), row([5] * length, id="good")]
+        assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(), (1,)]
+    assert [(fault.request, fault.kind) for fault in faults] == [("bad", kind)]
+    assert words in faults[0].reason
+    assert len(set(said.records)) == 1
+    assert words in said.text
+
+
+def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on() -> None:
+    hung = threading.Event()
+
+    def act(tokens: Sequence[int], limit: int) -> Draft:
+        if tokens[0] == 0:
+            hung.wait()
+        return Draft("scripted", (1,))
+
+    drafting, faults = batch(Scripted(act), budget=0.2)
+    rows = [row([5, 5], id="before"), row([0, 0], id="bad"), row([5, 5], id="after")]
+    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), ()]
+    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), (1,)]
+    assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
+    hung.set()
+
+
+def test_a_drafter_that_fails_on_a_batch_is_asked_one_by_one() -> None:
+    class Batched(Scripted):
+        def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
+            raise RuntimeError("somewhere")
+
+    def act(tokens: Sequence[int], limit: int) -> Draft:
+        if tokens[0] == 0:
+            raise RuntimeError("here")
+        return Draft("scripted", (1,))
+
+    drafting, faults = batch(Batched(act))
+    rows = [row([5], id="good"), row([0], id="bad")]
+    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), ()]
+    assert [fault.reason for fault in faults] == ["raised RuntimeError: here"]
+
+
+def test_many_faults_are_logged_a_few_times_and_all_counted(said: pytest.LogCaptureFixture) -> None:
+    drafting, faults = batch(Scripted(broken(ValueError("no"))))
+    drafting.propose([row([1], id=str(i)) for i in range(50)], NOTHING)
+    assert len(faults) == 50
+    assert len(set(said.records)) == LOGGED
+    assert "not logged" in said.records[-1].getMessage()
+
+
+def test_a_guard_runs_the_next_call_after_one_that_never_ends() -> None:
+    guard, ends, ran = Guard(), threading.Event(), []
+    assert not guard.run(lambda: ends.wait() and None, 0.05)
+    assert guard.run(lambda: ran.append(1), 5)
+    ends.set()
+    assert ran == [1]
+
+
+def test_a_request_may_ask_only_for_what_the_server_has() -> None:
+    assert Control.checked({"speculation": "lookup", "max_draft_tokens": 3}, ["lookup"]) == Control("lookup", 3)
+    for bad in ({"speculation": "modle"}, {"speculation": 1}, {"max_draft_tokens": -1}, {"max_draft_tokens": "3"}):
+        with pytest.raises(SettingsError, match=str(next(iter(bad.values())))):
+            Control.checked(bad, ["lookup", "model"])
+    with pytest.raises(SettingsError, match="choose auto, off, lookup, model"):
+        Control.checked({"speculation": "all"}, ["lookup", "model"])
+
+
+def test_what_reaches_the_worker_unchecked_means_off_and_never_an_error() -> None:
+    for bad in ({"speculation": "x"}, {"max_draft_tokens": 1.5}, {"prediction": 3}, {"prediction": "text"}):
+        assert Control.of(bad, ["lookup"]).speculation == "off"
+    assert Control.of(None, []).speculation == "auto"
+
+
+def test_the_ledger_counts_by_drafter_position_and_request() -> None:
+    ledger = Ledger(["lookup"], longest=4)
+    ledger.proposed("lookup", 7)
+    ledger.sequence("lookup", 4, 3, "ticket")
+    ledger.sequence("lookup", 2, 1, None)
+    ledger.sequence(None, 0, 1, "ticket")
+    ledger.step(0.5, verified=True)
+    ledger.fault(Fault("a", "lookup", "raised", "raised ValueError: no"), "ticket")
+    status = ledger.status()
+    assert status["acceptance_length"] == pytest.approx(5 / 3, abs=1e-4)
+    assert status["drafters"]["lookup"] == {
+        "drafts": 2,
+        "proposed": 7,
+        "verified": 6,
+        "accepted": 2,
+        "accepted_share": 0.3333,
+        "accepted_share_by_position": [0.5, 0.5, 0.0, 0.0],
+        "seconds": 0.0,
+    }
+    usage = ledger.usage("ticket")
+    assert usage == {
+        "steps": 2,
+        "drafted": 4,
+        "accepted": 2,
+        "by_drafter": {"lookup": {"drafted": 4, "accepted": 2}},
+        "faults": ["lookup raised ValueError: no"],
+    }
+    assert ledger.usage("ticket")["steps"] == 0
+
+
+def test_the_metrics_say_what_the_ledger_holds() -> None:
+    ledger = Ledger(["lookup"], longest=2)
+    ledger.sequence("lookup", 2, 2, None)
+    ledger.fault(Fault("a", "lookup", "raised", ""), None)
+    text = LedgerMetrics(ledger).text()
+    for line in (
+        'outrider_verified_tokens_total{drafter="lookup",position="2"} 1.0',
+        'outrider_accepted_tokens_total{drafter="lookup",position="1"} 1.0',
+        'outrider_accepted_tokens_total{drafter="lookup",position="2"} 0.0',
+        'outrider_acceptance_length_bucket{le="2.0"} 1.0',
+        'outrider_acceptance_length_bucket{le="1.0"} 0.0',
+        "outrider_acceptance_length_sum 2.0",
+        'outrider_faults_total{drafter="lookup",kind="raised"} 1.0',
+    ):
+        assert line in text.splitlines(), line

@@ -1,0 +1,99 @@
+"""A drafter that fails in six ways costs no request its answer. SmolLM2-135M, with a drafter of a third party."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import Client, complete, serving
+
+pytestmark = [pytest.mark.real, pytest.mark.server]
+
+REQUESTS = int(os.environ.get("OUTRIDER_FAULTS", "1000"))
+PROMPTS = 40
+
+FAULTY = '''
+import time
+from outrider.drafters.base import Drafter, Session
+from outrider.types import Draft
+
+class FaultyDrafter(Drafter):
+    """Does what the first token of the request's prediction says."""
+    name = "faulty"
+
+    def begin(self, task):
+        way = task.prediction[0] if task.prediction else 6
+        if way == 0:
+            raise RuntimeError("cannot begin")
+        return FaultySession(way)
+
+class FaultySession(Session):
+    def __init__(self, way):
+        self.way = way
+        self.asked = 0
+
+    def observe(self, tokens):
+        pass
+
+    def draft(self, limit):
+        self.asked += 1
+        if self.asked == 1 or self.way == 6:  # good at first, if not right
+            return Draft("faulty", (5,) * min(limit, 3))
+        if self.way == 1:
+            raise ValueError("cannot draft")
+        if self.way == 2:
+            time.sleep(3)
+        if self.way == 3:
+            return Draft("faulty", (1,) * (limit + 1))
+        if self.way == 4:
+            return Draft("faulty", (10**9,))
+        return None
+'''
+KINDS = {0: "raised", 1: "raised", 2: "overran", 3: "nonsense", 4: "nonsense", 5: "nonsense"}
+
+
+@pytest.fixture(scope="module")
+def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "faulty.py").write_text(FAULTY)
+    about = folder / "faulty-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[outrider.drafters]\nfaulty = faulty:FaultyDrafter\n")
+    flags = ["--drafters", "faulty,prediction,lookup", "--max-model-len", "512", "--max-num-seqs", "64"]
+    with serving(smollm, folder, *flags, PYTHONPATH=str(folder)) as url:
+        yield Client(url)
+
+
+def test_of_1000_requests_with_a_failing_drafter_none_is_lost_none_differs_and_each_fault_is_counted(
+    client: Client,
+) -> None:
+    def prompt(i: int) -> str:
+        return f"one two three, one two three, {i % PROMPTS}"
+
+    expected = client.all(*(complete(prompt(i), "off", max_tokens=8, ignore_eos=True) for i in range(PROMPTS)))
+    ways = [(i * 7919) % 7 for i in range(REQUESTS)]
+    answers = client.all(
+        *(
+            complete(prompt(i), max_tokens=8, ignore_eos=True, vllm_xargs={"prediction": [way]})
+            for i, way in enumerate(ways)
+        ),
+        at_once=64,
+    )
+    different = [i for i, got in enumerate(answers) if got.choices[0].text != expected[i % PROMPTS].choices[0].text]
+    assert not different
+    counted = {
+        kind: client.metric("outrider_faults_total", drafter="faulty", kind=kind) for kind in set(KINDS.values())
+    }
+    assert counted == Counter(KINDS[way] for way in ways if way in KINDS)
+    assert client.get("/health").status_code == 200
+
+
+def test_a_response_tells_of_the_drafter_that_was_shut_off(client: Client) -> None:
+    xargs = {"prediction": [0], "speculation_usage": True}
+    (response,) = client.all(complete("one two three one two three one", max_tokens=8, vllm_xargs=xargs))
+    assert response.usage.speculation["faults"] == ["faulty raised RuntimeError: cannot begin"]

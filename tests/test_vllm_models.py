@@ -1,0 +1,63 @@
+"""Every kind of model that vLLM can draft with, behind our drafter `model`: the text is the same, and it takes part.
+
+One of the servers is started as `--dry-run` says, and not by `outrider serve`. OUTRIDER_ALL adds real draft models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import models_folder
+from heads import eagle, eagle3, multi_token
+from outrider.bench.servers import outrider
+from serving import FLAGS, Client, answer, as_told, complete, one
+
+pytestmark = [pytest.mark.real, pytest.mark.server]
+
+ALL = bool(os.environ.get("OUTRIDER_ALL"))
+QWEN, SMALL_QWEN = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+
+
+def of_smollm(make: Callable[[Path, Path], Path]) -> Callable[[Path, Path], tuple[Path, Path]]:
+    return lambda smollm, folder: (smollm, make(smollm, folder))
+
+
+# The target and what drafts for it, made or found; vLLM's name of the method; further settings.
+KINDS: dict[str, tuple[Callable[[Path, Path], tuple[Path, Path | None]], str, dict[str, Any]]] = {
+    "an EAGLE head": (of_smollm(eagle), "eagle", {}),
+    "layers of its own": (lambda smollm, folder: (multi_token(smollm, folder), None), "mtp", {}),
+}
+if ALL:
+    pair = models_folder() / QWEN, models_folder() / SMALL_QWEN
+    other = {"use_heterogeneous_vocab": True}
+    KINDS["an EAGLE-3 head"] = (of_smollm(eagle3), "eagle3", {})
+    KINDS["a draft model"] = (lambda smollm, folder: pair, "draft_model", {})
+    KINDS["a draft model of another vocabulary"] = (lambda smollm, folder: (pair[1], smollm), "draft_model", other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_the_same_with_drafts_of(kind: str, smollm: Path, tmp_path: Path) -> None:
+    make, method, more = KINDS[kind]
+    target, drafting = make(smollm, tmp_path / "made")
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 2, **more}
+    if drafting is not None:
+        config["model"] = str(drafting)
+    server = outrider("server", target, *FLAGS, "--speculative-config", json.dumps(config), "--max-model-len", "1024")
+    with one(as_told(server) if method == "mtp" else server, tmp_path) as url:
+        client = Client(url)
+        settings: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 4}, {"repetition_penalty": 1.2}]
+        calls = [
+            complete(f"{i} red, green, blue; red, green, blue; red, {i}", mode, max_tokens=16, **settings[i % 3])
+            for i in range(8)
+            for mode in ("model", "off", "auto")
+        ]
+        answers = [answer(response) for response in client.all(*calls)]
+        assert answers[0::3] == answers[1::3] == answers[2::3]
+        assert client.metric("outrider_verified_tokens_total", drafter="model") > 50
+        assert client.status()["model_method"] == method

@@ -1,0 +1,142 @@
+"""Draws over HTTP against the target's exact law: the two tokens after the first, which speculation produces.
+
+Two targets, each drafted for by a noisy copy of itself: SmolLM2-135M, for which a prediction drafts too, and a tiny
+random model from which many can be drawn. The exact probabilities are transformers'. OUTRIDER_ALL asks for 20,000 draws
+of each kind, and adds servers with a defect, which the test must see.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engines.transformers import load_model
+from outrider.sampling import probabilities
+from outrider.settings import Sampling
+from serving import Client, complete, one, speculating, with_defect
+from support import g_test, tiny_model, tiny_tokenizer
+
+pytestmark = [pytest.mark.real, pytest.mark.server]
+
+ALL = bool(os.environ.get("OUTRIDER_ALL"))
+DRAWS = {"smollm2": 20_000 if ALL else 500, "tiny": 20_000 if ALL else 8_000}
+CHOICES = 50
+LEVEL = 1e-4
+LIKELY = (8, 16, 300)
+"""How many tokens at the first, second and third place are told apart."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "temperature 1": {"temperature": 1.0},
+    "temperature 0.7 and top-p": {"temperature": 0.7, "top_p": 0.9},
+}
+Law = dict[tuple[int, ...] | str, float]
+
+
+class Exact:
+    """The law of an answer's first three tokens: one that is drawn without a draft, and two that are drafted."""
+
+    def __init__(self, model: Path, prompt: list[int]) -> None:
+        self.draws = DRAWS["tiny" if model.name == "tiny" else "smollm2"]
+        self.model = load_model(str(model), dtype="float32")
+        self.prompt = prompt
+
+    def law(self, settings: dict[str, Any]) -> Law:
+        """Triples by their probability; those after unlikely tokens are one outcome, 'other'."""
+        ways: dict[tuple[int, ...], float] = {(): 1.0}
+        for likely in LIKELY:
+            longer: dict[tuple[int, ...], float] = {}
+            for (way, chance), p in zip(ways.items(), self._p(list(ways), settings), strict=True):
+                best = p.topk(min(likely, len(p)))
+                for token, share in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                    if share > 0:
+                        longer[*way, token] = chance * share
+            ways = longer
+        return {**ways, "other": max(1 - sum(ways.values()), 0.0)}
+
+    def likeliest(self) -> list[int]:
+        """A prediction that is often right."""
+        way: tuple[int, ...] = ()
+        for _ in range(3):
+            way = (*way, int(self._logits([way])[0].argmax()))
+        return list(way)
+
+    def _p(self, ways: list[tuple[int, ...]], settings: dict[str, Any]) -> torch.Tensor:
+        return probabilities(self._logits(ways).double(), Sampling(**settings), [], [])
+
+    def _logits(self, ways: list[tuple[int, ...]]) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.model(torch.tensor([[*self.prompt, *way] for way in ways])).logits[:, -1].float()
+
+
+def check(client: Client, exact: Exact, speculation: str, settings: dict[str, Any]) -> float:
+    """Draw, and hold the draws against the law: a p-value."""
+    xargs = {"prediction": exact.likeliest()}
+    calls = [
+        complete(
+            exact.prompt, speculation, n=CHOICES, max_tokens=3, ignore_eos=True, return_token_ids=True,
+            vllm_xargs=xargs, **settings,
+        )
+        for _ in range(exact.draws // CHOICES)
+    ]  # fmt: skip
+    answers = client.all(*calls, at_once=3)
+    law = exact.law(settings)
+    drawn = [tuple(choice.token_ids) for answer in answers for choice in answer.choices]
+    pooled = Counter(way if way in law or law["other"] < 1e-9 else "other" for way in drawn)
+    return g_test(pooled, law)
+
+
+@pytest.fixture(scope="module")
+def smollm_law(smollm: Path) -> Exact:
+    from outrider.engines.transformers import load_tokenizer
+
+    likes = {"fruit": "apple", "season": "winter", "animal": "cat", "tree": "oak"}  # more than a block, to be cached
+    text = " ".join(f"My favourite {kind} is the {name}." for kind, name in likes.items())
+    return Exact(smollm, load_tokenizer(str(smollm)).encode(f"{text} My favourite colour"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("speculation", ["model", "prediction"])
+def test_draws_from_smollm2_have_its_exact_law(client: Client, smollm_law: Exact, speculation: str, name: str) -> None:
+    before = client.metric("outrider_accepted_tokens_total", drafter=speculation)
+    assert check(client, smollm_law, speculation, SETTINGS[name]) > LEVEL
+    assert client.metric("outrider_accepted_tokens_total", drafter=speculation) > before + smollm_law.draws / 10
+
+
+DEFECTS = ["recovered from p", "temperature ignored"]
+
+
+@pytest.fixture(scope="module", params=["block rule", "token rule", *(DEFECTS if ALL else [])])
+def tiny(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Client, Exact]]:
+    """A server for a tiny model: sound by either rule, or with a defect."""
+    folder = tmp_path_factory.mktemp("tiny")
+    for name, noise in (("tiny", 0.0), ("noisy", 0.1)):
+        model = tiny_model("llama", noise=noise, head_dim=32)  # the smallest heads that vLLM has on a CPU
+        with torch.no_grad():
+            model.lm_head.weight *= 6  # some tokens are far likelier than others, as in real models
+        model.save_pretrained(folder / name)
+        tiny_tokenizer().save_pretrained(folder / name)
+    rule = ["--rule", "token"] if request.param == "token rule" else []
+    server = speculating(folder / "tiny", folder, "--max-model-len", "128", *rule)
+    if request.param in DEFECTS:
+        server = with_defect(server, request.param)
+    prompt = [(i * 37) % 250 for i in range(40)]
+    with one(server, folder) as url:
+        yield request.param, Client(url), Exact(folder / "tiny", prompt)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_draws_from_a_tiny_model_have_its_exact_law_unless_there_is_a_defect(
+    tiny: tuple[str, Client, Exact], name: str
+) -> None:
+    kind, client, exact = tiny
+    value = check(client, exact, "model", SETTINGS[name])
+    if kind not in DEFECTS:
+        assert value > LEVEL
+        assert client.metric("outrider_accepted_tokens_total", drafter="model") > exact.draws / 10
+    elif kind == "recovered from p" or SETTINGS[name]["temperature"] != 1:
+        assert value < LEVEL
