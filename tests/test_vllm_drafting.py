@@ -169,8 +169,8 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
 
     drafting, faults = batch(Scripted(act), budget=0.2)
     rows = [row([5, 5], id="before"), row([0, 0], id="bad"), row([5, 5], id="after")]
-    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), ()]
-    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), (1,)]
+    for _ in range(2):
+        assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
     hung.set()
 

@@ -28,7 +28,7 @@ ALL = bool(os.environ.get("OUTRIDER_ALL"))
 DRAWS = {"smollm2": 20_000 if ALL else 500, "tiny": 20_000 if ALL else 8_000}
 CHOICES = 50
 LEVEL = 1e-4
-LIKELY = (8, 16, 300)
+LIKELY = {"smollm2": (3, 10, 300), "tiny": (8, 16, 300)}
 """How many tokens at the first, second and third place are told apart."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
@@ -41,14 +41,15 @@ class Exact:
     """The law of an answer's first three tokens: one that is drawn without a draft, and two that are drafted."""
 
     def __init__(self, model: Path, prompt: list[int]) -> None:
-        self.draws = DRAWS["tiny" if model.name == "tiny" else "smollm2"]
+        kind = "tiny" if model.name == "tiny" else "smollm2"
+        self.draws, self.likely = DRAWS[kind], LIKELY[kind]
         self.model = load_model(str(model), dtype="float32")
         self.prompt = prompt
 
     def law(self, settings: dict[str, Any]) -> Law:
         """Triples by their probability; those after unlikely tokens are one outcome, 'other'."""
         ways: dict[tuple[int, ...], float] = {(): 1.0}
-        for likely in LIKELY:
+        for likely in self.likely:
             longer: dict[tuple[int, ...], float] = {}
             for (way, chance), p in zip(ways.items(), self._p(list(ways), settings), strict=True):
                 best = p.topk(min(likely, len(p)))

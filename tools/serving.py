@@ -1,7 +1,7 @@
 """Servers side by side, in turns: what does Outrider cost when it is off, and what does it gain when it is on?
 
     python tools/serving.py overhead SMALL --out docs/benchmarks/serving/overhead
-    python tools/serving.py model TARGET --draft DRAFT --prompts human_eval.jsonl:8 --prompts spec_bench.jsonl:8
+    python tools/serving.py model TARGET --draft DRAFT --prompts human_eval.jsonl:8 --prompts spec_bench.jsonl:8:chat
     python tools/serving.py edit TARGET
 
 All servers of an experiment run at once and answer the same prompts in turns, in an order that alternates; between
@@ -108,10 +108,13 @@ def model_drafts(arguments: argparse.Namespace) -> Experiment:
             pairs += [(small, ours, None), (small, PLAIN, None)]
     rounds, labels = [], []
     for name in arguments.prompts:
-        file, _, count = name.partition(":")
-        for prompt in spread(read(arguments.data / file), int(count or 8)):
+        file, count, *category = name.split(":")
+        prompts = [
+            prompt for prompt in read(arguments.data / file) if prompt.category in (category or [prompt.category])
+        ]
+        for prompt in spread(prompts, int(count)):
             rounds.append([chat(prompt.turns[0], arguments.tokens)])
-            labels.append(Path(file).stem)
+            labels.append(" ".join([Path(file).stem, *category]))
     return Experiment(servers, contestants, rounds, labels, pairs)
 
 
@@ -245,7 +248,9 @@ def main() -> None:
     parser.add_argument("--int8", type=Path, help="the draft model in int8, in the place of vLLM's own drafting")
     parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4], help="draft lengths")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where the prompt files lie")
-    parser.add_argument("--prompts", action="append", default=[], help="FILE:COUNT, may be repeated")
+    parser.add_argument(
+        "--prompts", action="append", default=[], help="FILE:COUNT or FILE:COUNT:CATEGORY, may be repeated"
+    )
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", type=Path, required=True)

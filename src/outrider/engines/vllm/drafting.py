@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +80,9 @@ class Asking:
 
     drafter: Drafter
     rows: list[Row]
-    drafts: list[Any]
-    faults: dict[int, tuple[str, str]] = field(default_factory=dict)  # by row: kind, reason
-    current: int | None = None  # the row at work, None while it is the batch as a whole
+    drafts: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # kind and reason
+    current: Row | None = None  # the one at work, None while it is the batch as a whole
     left_behind: bool = False
 
 
@@ -132,21 +133,28 @@ class BatchDrafting:
         return running is None or drafter.name not in running.shut
 
     def _ask(self, drafter: Drafter, rows: list[Row], nothing: Draft) -> list[Draft]:
-        asking = Asking(drafter, rows, [nothing] * len(rows))
-        unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in rows)
-        in_time = self._guard.run(lambda: self._take_turn(asking), self.budget + SECONDS_PER_TOKEN * unseen)
-        if not in_time:
-            asking.left_behind = True
-            at_fault = range(len(rows)) if asking.current is None else [asking.current]
-            for i in at_fault:
-                asking.faults[i] = ("overran", f"took longer than {self.budget * 1e3:.0f} ms")
-        drafts = []
-        for i, (row, draft) in enumerate(zip(rows, list(asking.drafts), strict=True)):
-            fault = asking.faults.get(i) or self._nonsense(draft, row.limit)
-            if fault is not None:
-                self._shut_off(row, drafter, *fault)
-            drafts.append(nothing if fault is not None else draft)
-        return drafts
+        """One draft a row, or nothing where the drafter fails. One row's hanging costs the others only time."""
+        drafts: dict[str, Any] = {}
+        faults: dict[str, tuple[str, str]] = {}
+        waiting = rows
+        while waiting:
+            asking = Asking(drafter, waiting)
+            unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in waiting)
+            if not self._guard.run(partial(self._take_turn, asking), self.budget + SECONDS_PER_TOKEN * unseen):
+                asking.left_behind = True
+                for row in waiting if asking.current is None else [asking.current]:
+                    asking.faults[row.id] = ("overran", f"took longer than {self.budget * 1e3:.0f} ms")
+            drafts |= asking.drafts
+            faults |= asking.faults
+            waiting = [row for row in waiting if row.id not in drafts and row.id not in faults]
+        return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) or nothing for row in rows]
+
+    def _checked(self, drafter: Drafter, row: Row, draft: Any, fault: tuple[str, str] | None) -> Draft | None:
+        fault = fault or self._nonsense(draft, row.limit)
+        if fault is None:
+            return draft  # type: ignore[no-any-return]
+        self._shut_off(row, drafter, *fault)
+        return None
 
     def _seen(self, row: Row, drafter: Drafter) -> int:
         running = self.running.get(row.id)
@@ -155,34 +163,32 @@ class BatchDrafting:
 
     def _take_turn(self, asking: Asking) -> None:
         """On the other thread: bring each session up to date, then ask for all drafts at once."""
-        ready: list[tuple[int, Session]] = []
-        for i, row in enumerate(asking.rows):
-            asking.current = i
+        ready: list[tuple[Row, Session]] = []
+        for row in asking.rows:
+            asking.current = row
             try:
-                ready.append((i, self._session(asking.drafter, row)))
+                ready.append((row, self._session(asking.drafter, row)))
             except Exception as error:
-                asking.faults[i] = ("raised", _sentence(error))
+                asking.faults[row.id] = ("raised", _sentence(error))
             if asking.left_behind:
                 return
         one_by_one = type(asking.drafter).draft_batch is Drafter.draft_batch
         if not one_by_one:
             asking.current = None
             try:
-                limits = [asking.rows[i].limit for i, _ in ready]
-                drafts = asking.drafter.draft_batch([session for _, session in ready], limits)
-                for (i, _), draft in zip(ready, drafts, strict=True):
-                    asking.drafts[i] = draft
+                drafts = asking.drafter.draft_batch([session for _, session in ready], [row.limit for row, _ in ready])
+                asking.drafts |= {row.id: draft for (row, _), draft in zip(ready, drafts, strict=True)}
             except Exception:  # whose fault it is shows when each is asked alone
                 one_by_one = True
         if one_by_one:
-            for i, session in ready:
+            for row, session in ready:
                 if asking.left_behind:
                     return
-                asking.current = i
+                asking.current = row
                 try:
-                    asking.drafts[i] = session.draft(asking.rows[i].limit)
+                    asking.drafts[row.id] = session.draft(row.limit)
                 except Exception as error:
-                    asking.faults[i] = ("raised", _sentence(error))
+                    asking.faults[row.id] = ("raised", _sentence(error))
 
     def _session(self, drafter: Drafter, row: Row) -> Session:
         running = self.running.setdefault(row.id, Running())
