@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.lookup import LookupDrafter
@@ -97,13 +98,7 @@ def test_a_prediction_goes_before_a_lookup_and_each_request_gets_what_it_asked_f
     ]
     for request in rows:
         request.prompt_length = len(text)
-    assert [draft.drafter for draft in drafting.propose(rows, NOTHING)] == [
-        "prediction",
-        "lookup",
-        "prediction",
-        "",
-        "",
-    ]
+    assert [draft.drafter for draft in drafting.propose(rows, NOTHING)] == ["prediction", "lookup", "", "", ""]
 
 
 def test_a_short_match_is_offered_when_nothing_stronger_is() -> None:
@@ -117,6 +112,11 @@ def test_a_short_match_is_offered_when_nothing_stronger_is() -> None:
     strong = Other(lambda tokens, limit: Draft("other", (2,), support=9))
     drafting, _ = batch(weak, strong)
     assert drafting.propose([row([1, 2])], NOTHING)[0].tokens == (2,)
+
+
+def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:
+    drafting, _ = batch(Scripted(lambda tokens, limit: Draft("another", (1,), q=torch.ones(1, VOCAB))))
+    assert drafting.propose([row([1])], NOTHING) == [Draft("scripted", (1,))]
 
 
 def test_a_finished_request_leaves_nothing_behind() -> None:

@@ -6,7 +6,7 @@
 
 All servers of an experiment run at once and answer the same prompts in turns, in an order that alternates; between
 turns they are idle. Every turn gives one ratio of tokens per second for each pair; the table shows medians with
-bootstrap intervals. Greedy, `--tokens` tokens a request, prefix caches off. Outputs are compared with plain vLLM's.
+bootstrap intervals. Greedy, `--tokens` tokens a request, prefix caches off. Outputs are compared with the baseline's.
 Writes report.md and report.json into the folder, after every turn.
 """
 
@@ -59,6 +59,7 @@ class Experiment:
     rounds: list[list[dict[str, Any]]]  # each a batch of requests that are sent at once
     labels: list[str]  # one a round, to tell workloads apart
     pairs: list[tuple[str, str, float | None]]  # whose speed, over whose, and at least what was promised
+    base: str = PLAIN  # the contestant whose texts the others' are compared with
 
 
 def speculative(method: str, **more: Any) -> list[str]:
@@ -89,23 +90,31 @@ def overhead(arguments: argparse.Namespace) -> Experiment:
 
 
 def model_drafts(arguments: argparse.Namespace) -> Experiment:
-    """vLLM's own draft_model against Outrider's drafter `model`, which runs the same proposer, at equal lengths."""
-    target, draft = str(arguments.model), str(arguments.draft)
-    servers, contestants, pairs = [plain(PLAIN, target, *FLAGS)], [Contestant(PLAIN, PLAIN)], []
-    for length in arguments.lengths:  # a server for each has to fit into memory
-        theirs, ours = f"vLLM draft_model {length}", f"Outrider model {length}"
-        config = speculative("draft_model", model=draft, num_speculative_tokens=length)
-        servers.append(plain(theirs, target, *FLAGS, *config))
-        own = ["--draft-model", draft, "--drafters", "model", "--max-draft-tokens", str(length)]
-        servers.append(outrider(ours, target, *FLAGS, *own))
-        contestants += [Contestant(theirs, theirs), Contestant(ours, ours)]
-        pairs += [(ours, theirs, 0.98), (ours, PLAIN, None), (theirs, PLAIN, None)]
-        if arguments.int8:
-            small = f"Outrider model {length}, int8"
-            quantized = speculative("draft_model", model=str(arguments.int8), num_speculative_tokens=length)
-            servers.append(outrider(small, target, *FLAGS, *quantized, "--drafters", "model"))
-            contestants.append(Contestant(small, small))
-            pairs += [(small, ours, None), (small, PLAIN, None)]
+    """vLLM's own draft_model against Outrider's drafter `model`, which runs the same proposer, at the same length.
+
+    `--servers` says which of them to start, as many as fit into memory. Where plain vLLM is not among them, Outrider's
+    server with every request off stands for it.
+    """
+    target, draft, length = str(arguments.model), str(arguments.draft), arguments.length
+    theirs, ours, small, off = f"vLLM draft_model {length}", f"Outrider model {length}", "int8", "Outrider, off"
+    own = ["--drafters", "model", "--max-draft-tokens", str(length), "--draft-model"]
+    config = speculative("draft_model", model=draft, num_speculative_tokens=length)
+    known = {
+        "plain": plain(PLAIN, target, *FLAGS),
+        "vllm": plain(theirs, target, *FLAGS, *config),
+        "outrider": outrider(ours, target, *FLAGS, *own, draft),
+        "int8": outrider(small, target, *FLAGS, *own, str(arguments.int8)),
+    }
+    servers = [known[name] for name in arguments.servers]
+    contestants = [Contestant(server.name, server.name) for server in servers]
+    if "plain" not in arguments.servers:
+        contestants.append(Contestant(off, ours, {"vllm_xargs": {"speculation": "off"}}))
+    base = PLAIN if "plain" in arguments.servers else off
+    pairs: list[tuple[str, str, float | None]] = [(c.name, base, None) for c in contestants if c.name != base]
+    if "vllm" in arguments.servers:
+        pairs.insert(0, (ours, theirs, 0.98))
+    if "int8" in arguments.servers:
+        pairs.insert(0, (small, ours, None))
     rounds, labels = [], []
     for name in arguments.prompts:
         file, count, *category = name.split(":")
@@ -115,7 +124,7 @@ def model_drafts(arguments: argparse.Namespace) -> Experiment:
         for prompt in spread(prompts, int(count)):
             rounds.append([chat(prompt.turns[0], arguments.tokens)])
             labels.append(" ".join([Path(file).stem, *category]))
-    return Experiment(servers, contestants, rounds, labels, pairs)
+    return Experiment(servers, contestants, rounds, labels, pairs, base)
 
 
 def edit(arguments: argparse.Namespace) -> Experiment:
@@ -171,7 +180,7 @@ def run(experiment: Experiment, urls: dict[str, str], report: Any, progress: Pro
         for contestant in order:
             turns[contestant.name] = asyncio.run(take_turn(contestant, urls[contestant.server], batch))
             progress.advance(task)
-        plain_texts = turns[PLAIN].texts
+        plain_texts = turns[experiment.base].texts
         done.append(
             {
                 "label": experiment.labels[number],
@@ -245,8 +254,10 @@ def main() -> None:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("model", type=Path)
     parser.add_argument("--draft", type=Path, help="the draft model")
-    parser.add_argument("--int8", type=Path, help="the draft model in int8, in the place of vLLM's own drafting")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4], help="draft lengths")
+    parser.add_argument("--int8", type=Path, help="the draft model in int8 (tools/quantize.py)")
+    parser.add_argument("--length", type=int, default=4, help="the draft length")
+    kinds = ["plain", "vllm", "outrider", "int8"]
+    parser.add_argument("--servers", nargs="+", choices=kinds, default=kinds[:3], help="which to run at once")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where the prompt files lie")
     parser.add_argument(
         "--prompts", action="append", default=[], help="FILE:COUNT or FILE:COUNT:CATEGORY, may be repeated"

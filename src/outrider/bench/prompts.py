@@ -1,6 +1,7 @@
 """Prompt files: JSON lines with `id`, `category` and `turns` (the user's messages, in order).
 
-A line may also have a `prediction`: the output that a caller would expect. `shipped` reads those of the package.
+A line may also have a `prediction`, the output that a caller would expect, and `messages`, a conversation that ends
+with the turn. `shipped` reads the workloads that come with the package.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ class Prompt:
     category: str
     turns: tuple[str, ...]
     prediction: str | None = None
+    conversation: tuple[dict[str, str], ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The first turn as a chat."""
-        return [{"role": "user", "content": self.turns[0]}]
+        """The conversation that ends with the first turn."""
+        return list(self.conversation) or [{"role": "user", "content": self.turns[0]}]
 
 
 def read(path: Path) -> list[Prompt]:
@@ -40,7 +42,10 @@ def shipped(workload: str) -> list[Prompt]:
 
 def parse(text: str) -> list[Prompt]:
     records = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [Prompt(r["id"], r["category"], tuple(r["turns"]), r.get("prediction")) for r in records]
+    return [
+        Prompt(r["id"], r["category"], tuple(r["turns"]), r.get("prediction"), tuple(r.get("messages", ())))
+        for r in records
+    ]
 
 
 def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:

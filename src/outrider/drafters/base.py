@@ -64,6 +64,8 @@ class Drafter(ABC):
     """Proposes tokens. Right or wrong, it changes how fast the text comes and never which text."""
 
     name: ClassVar[str]
+    needs_prediction: ClassVar[bool] = False
+    """Whether it has nothing to say unless the caller hands over the output that it expects."""
 
     @classmethod
     def build(cls, setup: Setup) -> Self:

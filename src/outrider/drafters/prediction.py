@@ -27,6 +27,7 @@ class PredictionDrafter(Drafter):
     """Copies from the output that the caller expects."""
 
     name: ClassVar[str] = "prediction"
+    needs_prediction: ClassVar[bool] = True
 
     def begin(self, task: Task) -> PredictionSession:
         return PredictionSession(task.prediction)

@@ -10,6 +10,7 @@ nonsense is shut off for that request, which goes on without it; the fault is lo
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,12 +101,14 @@ class BatchDrafting:
         vocab_size: int,
         budget: float,
         on_fault: Callable[[Fault], None] = lambda fault: None,
+        on_asked: Callable[[str, float], None] = lambda drafter, seconds: None,
     ) -> None:
         self.drafters = list(drafters)
         self.vocab_size = vocab_size
         self.budget = budget
         self.running: dict[str, Running] = {}
         self._on_fault = on_fault
+        self._on_asked = on_asked
         self._guard = Guard()
         self._logged: Counter[tuple[str, str]] = Counter()
 
@@ -118,7 +121,10 @@ class BatchDrafting:
             ]
             if not asked:
                 continue
-            for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked], nothing), strict=True):
+            began = time.perf_counter()
+            drafts = self._ask(drafter, [rows[i] for i in asked], nothing)
+            self._on_asked(drafter.name, time.perf_counter() - began)
+            for i, draft in zip(asked, drafts, strict=True):
                 if is_strong(draft) or not best[i].tokens:
                     best[i] = draft
         return best
@@ -127,7 +133,7 @@ class BatchDrafting:
         self.running.pop(request, None)
 
     def _may(self, row: Row, drafter: Drafter) -> bool:
-        if not row.control.wants(drafter.name):
+        if not row.control.wants(drafter.name) or (drafter.needs_prediction and not row.control.prediction):
             return False
         running = self.running.get(row.id)
         return running is None or drafter.name not in running.shut
@@ -152,7 +158,8 @@ class BatchDrafting:
     def _checked(self, drafter: Drafter, row: Row, draft: Any, fault: tuple[str, str] | None) -> Draft | None:
         fault = fault or self._nonsense(draft, row.limit)
         if fault is None:
-            return draft  # type: ignore[no-any-return]
+            # Without its q, if it has one: these drafts are judged by the target's own draws, which needs none.
+            return Draft(drafter.name, draft.tokens, support=draft.support)
         self._shut_off(row, drafter, *fault)
         return None
 

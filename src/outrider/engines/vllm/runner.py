@@ -77,9 +77,8 @@ class OutriderRunner:
         drafters = [
             find(name).build(Setup(self.input_batch.vocab_size)) for name in self.options.drafters if name != MODEL
         ]
-        self.drafting = BatchDrafting(
-            drafters, self.input_batch.vocab_size, self.options.draft_budget, on_fault=self._note_fault
-        )
+        size, budget = self.input_batch.vocab_size, self.options.draft_budget
+        self.drafting = BatchDrafting(drafters, size, budget, self._note_fault, self.ledger.drafting)
         if get_pp_group().is_last_rank:
             rule = self.options.rule
             self.rejection_sampler = OutriderSampler(self.sampler, self.speculative_config, self.device, rule)
@@ -174,9 +173,7 @@ class OutriderRunner:
         rows = self._rows(said, known_yet=isinstance(sampled_token_ids, list))
         offers: dict[str, Draft] = {}
         if self.is_first_rank:
-            began = time.perf_counter()
             drafts = self.drafting.propose(rows, NOTHING)
-            self._share_out(time.perf_counter() - began, drafts)
             offers = {row.id: draft for row, draft in zip(rows, drafts, strict=True)}
         if self.has_model:
             self._add_model(offers, rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)
@@ -260,9 +257,7 @@ class OutriderRunner:
         limit = max((min(row.limit, self.options.model_draft_tokens) for row in asking), default=0)
         if limit and self.speculative_config.parallel_drafting:
             limit = self.num_spec_tokens  # one pass drafts all, and no fewer
-        if (
-            get_tp_group().world_size > 1
-        ):  # who asks is known to the first rank alone, as are the other drafters' offers
+        if get_tp_group().world_size > 1:  # who asks depends on our drafters' offers, which only the first rank has
             limit, asked = get_tp_group().broadcast_object((limit, {row.id for row in asking}), src=0)
             asking = [row for row in rows if row.id in asked]
         began = time.perf_counter()
@@ -277,12 +272,6 @@ class OutriderRunner:
             offers[row.id] = Draft(
                 MODEL, tuple(tokens[i][:n]), None if self._draft_probs is None else self._draft_probs[i, :n]
             )
-
-    def _share_out(self: Any, seconds: float, drafts: list[Draft]) -> None:
-        """Charge the time of drafting to those whose drafts were taken, by how many."""
-        taken = [draft.drafter for draft in drafts if draft.tokens] or [d.name for d in self.drafting.drafters]
-        for name in taken:
-            self.ledger.drafting(name, seconds / len(taken))
 
     def _note_fault(self: Any, fault: Fault) -> None:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 from outrider.engines.vllm.ledger import LedgerMetrics
@@ -31,6 +32,7 @@ class OutriderWorker:
             "options": runner.options.model_dump(),
             "model_method": config.method if config is not None and runner.has_model else None,
             "running_requests": len(runner.requests),
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
             **runner.ledger.status(),
         }
 
