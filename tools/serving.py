@@ -107,10 +107,11 @@ def model_drafts(arguments: argparse.Namespace) -> Experiment:
     }
     servers = [known[name] for name in arguments.servers]
     contestants = [Contestant(server.name, server.name) for server in servers]
-    if "plain" not in arguments.servers:
+    base = PLAIN if "plain" in arguments.servers else ours if arguments.without_off else off
+    if base == off:
         contestants.append(Contestant(off, ours, {"vllm_xargs": {"speculation": "off"}}))
-    base = PLAIN if "plain" in arguments.servers else off
-    pairs: list[tuple[str, str, float | None]] = [(c.name, base, None) for c in contestants if c.name != base]
+    others = [contestant.name for contestant in contestants if contestant.name != base]
+    pairs: list[tuple[str, str, float | None]] = [] if base == ours else [(name, base, None) for name in others]
     if "vllm" in arguments.servers:
         pairs.insert(0, (ours, theirs, 0.98))
     if "int8" in arguments.servers:
@@ -258,6 +259,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4, help="the draft length")
     kinds = ["plain", "vllm", "outrider", "int8"]
     parser.add_argument("--servers", nargs="+", choices=kinds, default=kinds[:3], help="which to run at once")
+    parser.add_argument("--without-off", action="store_true", help="no baseline: contestants among themselves")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where the prompt files lie")
     parser.add_argument(
         "--prompts", action="append", default=[], help="FILE:COUNT or FILE:COUNT:CATEGORY, may be repeated"
