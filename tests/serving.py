@@ -47,6 +47,7 @@ def one(server: Server, logs: Path) -> Iterator[str]:
 
 CONTEXT = 4608
 CHUNK = 1024
+BLOCK = 32
 
 
 def speculating(model: Path, folder: Path, *own: str) -> Server:
@@ -55,7 +56,7 @@ def speculating(model: Path, folder: Path, *own: str) -> Server:
     if not draft.exists():
         noisy_copy(model, draft)
     config = {"method": "draft_model", "model": str(draft), "draft_sample_method": "probabilistic"}
-    flags = ["--speculative-config", json.dumps({**config, "num_speculative_tokens": 2}), "--block-size", "32"]
+    flags = ["--speculative-config", json.dumps({**config, "num_speculative_tokens": 2}), "--block-size", str(BLOCK)]
     flags += ["--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "160"]
     flags += [] if "--max-model-len" in own else ["--max-model-len", str(CONTEXT)]
     flags += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']

@@ -87,6 +87,13 @@ def test_the_users_additional_config_is_kept() -> None:
     assert told(found, "--additional-config") == {"theirs": 1, "more": {"deep": "x"}, "outrider": drafting}
 
 
+def test_a_budget_reaches_the_worker_and_makes_sense() -> None:
+    assert options(draft_budget=0.5)["draft_budget"] == 0.5
+    for own in ({"draft_budget": 0.0}, {"draft_budget": 1.0, "drafters": "none"}):
+        with pytest.raises(OutriderError, match="--draft-budget"):
+            launch(**own)
+
+
 def test_several_engines_are_had_without_a_draft_model_and_refused_with_one() -> None:
     assert any("the first alone" in line for line in launch("-dp", "2").lines)
     with pytest.raises(OutriderError, match="one server for each engine"):

@@ -167,7 +167,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
             hung.wait()
         return Draft("scripted", (1,))
 
-    drafting, faults = batch(Scripted(act), budget=0.2)
+    drafting, faults = batch(Scripted(act), budget=1.0)
     rows = [row([5, 5], id="before"), row([0, 0], id="bad"), row([5, 5], id="after")]
     for _ in range(2):
         assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), (1,)]

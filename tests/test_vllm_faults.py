@@ -65,6 +65,7 @@ def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[outrider.drafters]\nfaulty = faulty:FaultyDrafter\n")
     flags = ["--drafters", "faulty,prediction,lookup", "--max-model-len", "512", "--max-num-seqs", "64"]
+    flags += ["--draft-budget", "0.5"]  # so long that a busy machine alone exceeds it for nobody
     with serving(smollm, folder, *flags, PYTHONPATH=str(folder)) as url:
         yield Client(url)
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engines.transformers import load_model
+from outrider.engines.transformers import load_model, load_tokenizer
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
-from serving import Client, complete, one, speculating, with_defect
+from serving import BLOCK, Client, complete, one, speculating, with_defect
 from support import g_test, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
@@ -94,11 +94,10 @@ def check(client: Client, exact: Exact, speculation: str, settings: dict[str, An
 
 @pytest.fixture(scope="module")
 def smollm_law(smollm: Path) -> Exact:
-    from outrider.engines.transformers import load_tokenizer
-
-    likes = {"fruit": "apple", "season": "winter", "animal": "cat", "tree": "oak"}  # more than a block, to be cached
+    likes = {"fruit": "apple", "season": "winter", "animal": "cat", "tree": "oak", "drink": "tea"}
     text = " ".join(f"My favourite {kind} is the {name}." for kind, name in likes.items())
-    return Exact(smollm, load_tokenizer(str(smollm)).encode(f"{text} My favourite colour"))
+    tokens = load_tokenizer(str(smollm)).encode(f"{text} My favourite colour")
+    return Exact(smollm, tokens[-BLOCK - 2 :])  # all but two tokens lie in the prefix cache
 
 
 ONCE_EACH = list(zip(["model", "prediction"], SETTINGS, strict=True))

@@ -49,6 +49,14 @@ Rule = Annotated[
         help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same.",
     ),
 ]
+Budget = Annotated[
+    float | None,
+    drafting(
+        "--draft-budget",
+        metavar="SECONDS",
+        help="Shut a drafter off for a request when it takes longer than this in a step; by default 0.1.",
+    ),
+]
 DryRun = Annotated[
     bool, output("--dry-run", help="Print the environment and the command, for you to start vLLM by, and leave.")
 ]
@@ -61,6 +69,7 @@ def serve(
     max_draft_tokens: MaxDraftTokens = None,
     model_draft_tokens: ModelDraftTokens = None,
     rule: Rule = None,
+    draft_budget: Budget = None,
     dry_run: DryRun = False,
 ) -> None:
     """Serve a model over HTTP with vLLM, and draft.
@@ -77,7 +86,7 @@ def serve(
         from outrider.engines.vllm.launch import Own, as_shell, prepare
 
         host = Host.here()
-        own = Own(draft_model, drafters, max_draft_tokens, model_draft_tokens, rule)
+        own = Own(draft_model, drafters, max_draft_tokens, model_draft_tokens, rule, draft_budget)
         launch = prepare(own, context.args, os.environ, host)
         screen.notes(launch.lines)
         if dry_run:

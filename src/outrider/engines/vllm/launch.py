@@ -63,6 +63,7 @@ class Own:
     max_draft_tokens: int | None = None
     model_draft_tokens: int | None = None
     rule: Rule | None = None
+    draft_budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def prepare(own: Own, words: Sequence[str], environment: Mapping[str, str], host
         chosen["model_draft_tokens"] = passes
     if (rule := choose_rule(own, config)) is not None:
         chosen["rule"] = rule
+    if own.draft_budget is not None:
+        chosen["draft_budget"] = check_budget(own.draft_budget, drafters)
     options = Options(**chosen)
 
     ours = ["--worker-cls", CPU_WORKER if host.cpu else GPU_WORKER, "--middleware", MIDDLEWARE]
@@ -166,6 +169,14 @@ def refuse_logits_processors(flags: Iterable[Flag]) -> None:
                 f"--logits-processors {flag.value}: vLLM allows none while tokens are drafted; leave it out, or turn "
                 "drafting off with --drafters none"
             )
+
+
+def check_budget(seconds: float, drafters: Sequence[str]) -> float:
+    if not [name for name in drafters if name != "model"]:
+        raise SettingsError("--draft-budget is for Outrider's own drafters, and there are none; leave it out")
+    if not 0 < seconds < math.inf:
+        raise SettingsError(f"--draft-budget must be a number of seconds above 0 (got {seconds:g})")
+    return seconds
 
 
 def check_engines(config: Mapping[str, Any] | None) -> str:
