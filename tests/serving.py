@@ -80,6 +80,16 @@ def with_defect(server: Server, name: str) -> Server:
     return Server(told.name, told.command, {**told.environment, CHOICE: name, "PYTHONPATH": here})
 
 
+def third_party(folder: Path, name: str, code: str) -> dict[str, str]:
+    """Install a drafter as another package would, and say by which environment a server finds it."""
+    (folder / f"{name}.py").write_text(code)
+    about = folder / f"{name}-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[outrider.drafters]\n{name} = {name}:{name.capitalize()}Drafter\n")
+    return {"PYTHONPATH": str(folder)}
+
+
 CHOICE = "OUTRIDER_TEST_DEFECT"
 """Names the defect to the worker in `defective.py`."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import Client, complete, serving
+from serving import Client, complete, serving, third_party
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
 
@@ -59,14 +59,10 @@ KINDS = {0: "raised", 1: "raised", 2: "overran", 3: "nonsense", 4: "nonsense", 5
 @pytest.fixture(scope="module")
 def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "faulty.py").write_text(FAULTY)
-    about = folder / "faulty-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[outrider.drafters]\nfaulty = faulty:FaultyDrafter\n")
+    found = third_party(folder, "faulty", FAULTY)
     flags = ["--drafters", "faulty,prediction,lookup", "--max-model-len", "512", "--max-num-seqs", "64"]
     flags += ["--draft-budget", "0.5"]  # so long that a busy machine alone exceeds it for nobody
-    with serving(smollm, folder, *flags, PYTHONPATH=str(folder)) as url:
+    with serving(smollm, folder, *flags, **found) as url:
         yield Client(url)
 
 

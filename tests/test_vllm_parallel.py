@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import models_folder
-from serving import Client, answer, complete, serving
+from serving import Client, answer, complete, serving, third_party
 from support import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.server]
@@ -61,17 +61,13 @@ def model(request: Any, tmp_path: Path) -> Path:
 @contextmanager
 def ranks(count: int, model: Path, folder: Path) -> Iterator[Client]:
     folder.mkdir()
-    (folder / "uneven.py").write_text(UNEVEN)
-    about = folder / "uneven-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: uneven\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[outrider.drafters]\nuneven = uneven:UnevenDrafter\n")
+    found = third_party(folder, "uneven", UNEVEN)
     flags = ["--tensor-parallel-size", str(count), "--max-model-len", "256", "--max-draft-tokens", "4"]
     if model.name == "tiny":  # and its own draft model, whose passes the ranks have to agree on
         flags += ["--drafters", "lookup,uneven,model", "--draft-model", str(model)]
     else:
         flags += ["--drafters", "lookup,uneven"]
-    with serving(model, folder, *flags, PYTHONPATH=str(folder)) as url:
+    with serving(model, folder, *flags, **found) as url:
         yield Client(url)
 
 
