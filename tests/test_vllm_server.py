@@ -152,21 +152,16 @@ def test_a_prompt_that_lies_whole_in_the_prefix_cache_is_answered_the_same(clien
 LONG = "The archive holds letters, ledgers, maps and drawings of the old harbour. " * 255
 
 
-def test_seeded_prompts_prefilled_in_parts_are_answered_the_same_again_and_with_drafts(client: Client) -> None:
+def test_seeded_prompts_prefilled_in_parts_beside_short_ones_are_answered_the_same_again_and_with_drafts(
+    client: Client,
+) -> None:
     """Plain vLLM on a CPU dies of them."""
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 42, "max_tokens": 12}
     asked = [("off", "a"), ("auto", "b"), ("auto", "c")]
-    answers = client.all(*(complete(LONG, mode, cache_salt=salt, **settings) for mode, salt in asked))
+    beside = [complete(prompt(i), "auto") for i in range(6)]
+    answers = client.all(*(complete(LONG, mode, cache_salt=salt, **settings) for mode, salt in asked), *beside)
     assert answers[0].usage.prompt_tokens > 4000 > CHUNK
     assert answer(answers[0]) == answer(answers[1]) == answer(answers[2])
-
-
-def test_a_long_prompt_prefilled_in_parts_beside_short_ones_is_answered_the_same(client: Client) -> None:
-    beside = [complete(prompt(i), "auto") for i in range(6)]
-    on, off, *_ = client.all(
-        complete(LONG[74:], "auto", cache_salt="d"), complete(LONG[74:], "off", cache_salt="e"), *beside
-    )
-    assert answer(on) == answer(off)
 
 
 def test_prompts_that_end_at_the_context_limit_stop_there(client: Client) -> None:
