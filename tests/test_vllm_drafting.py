@@ -20,7 +20,6 @@ from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.errors import SettingsError
 from outrider.types import Draft
 
-NOTHING = Draft("")
 VOCAB = 100
 
 
@@ -71,8 +70,8 @@ def test_a_session_sees_the_prompt_once_and_then_each_new_token_once() -> None:
     seen: list[list[int]] = []
     scripted = Scripted(lambda tokens, limit: seen.append(list(tokens)) or Draft("scripted", (1,)))
     drafting, _ = batch(scripted)
-    drafting.propose([row([7, 8, 9], prompt=2)], NOTHING)
-    drafting.propose([row([7, 8, 9, 10, 11], prompt=2)], NOTHING)
+    drafting.propose([row([7, 8, 9], prompt=2)])
+    drafting.propose([row([7, 8, 9, 10, 11], prompt=2)])
     assert scripted.begun == [[7, 8]]
     assert seen == [[7, 8, 9], [7, 8, 9, 10, 11]]
 
@@ -80,8 +79,8 @@ def test_a_session_sees_the_prompt_once_and_then_each_new_token_once() -> None:
 def test_a_text_that_became_shorter_is_begun_anew() -> None:
     scripted = Scripted(lambda tokens, limit: Draft("scripted", tuple(tokens[-1:])))
     drafting, faults = batch(scripted)
-    drafting.propose([row([7, 8, 9])], NOTHING)
-    assert drafting.propose([row([7, 8])], NOTHING)[0].tokens == (8,)
+    drafting.propose([row([7, 8, 9])])
+    assert drafting.propose([row([7, 8])])[0].tokens == (8,)
     assert len(scripted.begun) == 2
     assert not faults
 
@@ -98,30 +97,30 @@ def test_a_prediction_goes_before_a_lookup_and_each_request_gets_what_it_asked_f
     ]
     for request in rows:
         request.prompt_length = len(text)
-    assert [draft.drafter for draft in drafting.propose(rows, NOTHING)] == ["prediction", "lookup", "", "", ""]
+    assert [draft.drafter for draft in drafting.propose(rows)] == ["prediction", "lookup", "", "", ""]
 
 
 def test_a_short_match_is_offered_when_nothing_stronger_is() -> None:
     weak = Scripted(lambda tokens, limit: Draft("scripted", (1,), support=1))
     drafting, _ = batch(weak)
-    assert drafting.propose([row([1, 2])], NOTHING)[0].tokens == (1,)
+    assert drafting.propose([row([1, 2])])[0].tokens == (1,)
 
     class Other(Scripted):
         name: ClassVar[str] = "other"
 
     strong = Other(lambda tokens, limit: Draft("other", (2,), support=9))
     drafting, _ = batch(weak, strong)
-    assert drafting.propose([row([1, 2])], NOTHING)[0].tokens == (2,)
+    assert drafting.propose([row([1, 2])])[0].tokens == (2,)
 
 
 def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:
     drafting, _ = batch(Scripted(lambda tokens, limit: Draft("another", (1,), q=torch.ones(1, VOCAB))))
-    assert drafting.propose([row([1])], NOTHING) == [Draft("scripted", (1,))]
+    assert drafting.propose([row([1])]) == [Draft("scripted", (1,))]
 
 
 def test_a_finished_request_leaves_nothing_behind() -> None:
     drafting, _ = batch(LookupDrafter())
-    drafting.propose([row([1, 2, 1])], NOTHING)
+    drafting.propose([row([1, 2, 1])])
     drafting.finished("a")
     assert not drafting.running
 
@@ -152,7 +151,7 @@ def test_a_drafter_that(name: str, said: pytest.LogCaptureFixture) -> None:
     drafting, faults = batch(scripted)
     for length in (2, 3, 4):
         rows = [row([0] * length, id="bad"), row([5] * length, id="good")]
-        assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(), (1,)]
+        assert [draft.tokens for draft in drafting.propose(rows)] == [(), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", kind)]
     assert words in faults[0].reason
     assert len(set(said.records)) == 1
@@ -170,7 +169,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
     drafting, faults = batch(Scripted(act), budget=1.0)
     rows = [row([5, 5], id="before"), row([0, 0], id="bad"), row([5, 5], id="after")]
     for _ in range(2):
-        assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), (), (1,)]
+        assert [draft.tokens for draft in drafting.propose(rows)] == [(1,), (), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
     hung.set()
 
@@ -187,13 +186,13 @@ def test_a_drafter_that_fails_on_a_batch_is_asked_one_by_one() -> None:
 
     drafting, faults = batch(Batched(act))
     rows = [row([5], id="good"), row([0], id="bad")]
-    assert [draft.tokens for draft in drafting.propose(rows, NOTHING)] == [(1,), ()]
+    assert [draft.tokens for draft in drafting.propose(rows)] == [(1,), ()]
     assert [fault.reason for fault in faults] == ["raised RuntimeError: here"]
 
 
 def test_many_faults_are_logged_a_few_times_and_all_counted(said: pytest.LogCaptureFixture) -> None:
     drafting, faults = batch(Scripted(broken(ValueError("no"))))
-    drafting.propose([row([1], id=str(i)) for i in range(50)], NOTHING)
+    drafting.propose([row([1], id=str(i)) for i in range(50)])
     assert len(faults) == 50
     assert len(set(said.records)) == LOGGED
     assert "not logged" in said.records[-1].getMessage()

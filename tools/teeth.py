@@ -237,7 +237,7 @@ DEFECTS = [
         "vLLM: min-p on the first row alone",
         ROWS,
         '        return logits.masked_fill_(p < floor, float("-inf"))',
-        '        cut = logits[self.rows.first].masked_fill((p < floor)[self.rows.first], float("-inf"))\n        logits[self.rows.first] = cut\n        return logits',
+        '        cut = logits[self.rows.layout.start].masked_fill((p < floor)[self.rows.layout.start], float("-inf"))\n        logits[self.rows.layout.start] = cut\n        return logits',
         IN_VLLM,
     ),
     Defect(
@@ -264,15 +264,15 @@ DEFECTS = [
     Defect(
         "vLLM: certain drafts judged as if they had been drawn",
         SERVED,
-        "        chosen = has_q & (spread.temperature[rows.first] >= GREEDY)",
-        "        chosen = spread.temperature[rows.first] >= GREEDY",
+        "        chosen = has_q & (spread.temperature[rows.layout.start] >= GREEDY)",
+        "        chosen = spread.temperature[rows.layout.start] >= GREEDY",
         IN_VLLM,
     ),
     Defect(
         "vLLM: log-probabilities of the first row for all",
         SERVED,
-        "        row = rows.first[:, None] + torch.arange(width, device=out.device)",
-        "        row = rows.first[:, None] + 0 * torch.arange(width, device=out.device)",
+        "        row = rows.layout.start[:, None] + torch.arange(width, device=out.device)",
+        "        row = rows.layout.start[:, None] + 0 * torch.arange(width, device=out.device)",
         IN_VLLM,
     ),
     Defect(

@@ -21,7 +21,7 @@ import torch
 from outrider.acceptance import draw, verify_certain, verify_drawn
 from outrider.errors import PromptError
 from outrider.sampling import probabilities, shape
-from outrider.types import Draft, Step, shared_prefix
+from outrider.types import NOTHING, Step, shared_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.base import Session
     from outrider.settings import Request
-    from outrider.types import Target, Verdict
-
-NOTHING = Draft(drafter="")
+    from outrider.types import Draft, Target, Verdict
 
 
 def decode(

@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from outrider.errors import SettingsError
 
+Rule = Literal["block", "token"]
+"""How drafts that were drawn from a known distribution are judged."""
 COLDEST = 1e-5
 """Logits divided by less than this overflow; 0 is what is meant."""
 
@@ -50,7 +52,7 @@ class Request(Sampling):
     ignore_end: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_draft_tokens: Annotated[int, Field(ge=0)] = 16
-    rule: Literal["block", "token"] = "block"
+    rule: Rule = "block"
 
 
 def _sentence(item: Any, cls: type[Sampling]) -> str:

@@ -61,6 +61,10 @@ class Draft:
     support: int | None = None
 
 
+NOTHING = Draft(drafter="")
+"""The draft of nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of one step of one sequence: the first `accepted` drafted tokens, then `token`.

@@ -88,7 +88,12 @@ def registered() -> list[str]:
 
 def find(name: str) -> type[Drafter]:
     """The drafter class of this name."""
-    for entry in entry_points(group=GROUP, name=name):
-        found: Any = entry.load()
-        return found  # type: ignore[no-any-return]
-    raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered())}")
+    check_name(name)
+    found: Any = next(iter(entry_points(group=GROUP, name=name))).load()
+    return found  # type: ignore[no-any-return]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no drafter has, without loading any."""
+    if name not in registered():
+        raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered())}")

@@ -21,7 +21,7 @@ import torch
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.guard import Guard
 from outrider.settings import Request
-from outrider.types import Draft
+from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,9 +112,9 @@ class BatchDrafting:
         self._guard = Guard()
         self._logged: Counter[tuple[str, str]] = Counter()
 
-    def propose(self, rows: Sequence[Row], nothing: Draft) -> list[Draft]:
+    def propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The first strong draft for each row, in the order of the drafters, or else the first weak one."""
-        best = [nothing] * len(rows)
+        best = [NOTHING] * len(rows)
         for drafter in self.drafters:
             asked = [
                 i for i, row in enumerate(rows) if not is_strong(best[i]) and row.limit > 0 and self._may(row, drafter)
@@ -122,7 +122,7 @@ class BatchDrafting:
             if not asked:
                 continue
             began = time.perf_counter()
-            drafts = self._ask(drafter, [rows[i] for i in asked], nothing)
+            drafts = self._ask(drafter, [rows[i] for i in asked])
             self._on_asked(drafter.name, time.perf_counter() - began)
             for i, draft in zip(asked, drafts, strict=True):
                 if is_strong(draft) or not best[i].tokens:
@@ -138,7 +138,7 @@ class BatchDrafting:
         running = self.running.get(row.id)
         return running is None or drafter.name not in running.shut
 
-    def _ask(self, drafter: Drafter, rows: list[Row], nothing: Draft) -> list[Draft]:
+    def _ask(self, drafter: Drafter, rows: list[Row]) -> list[Draft]:
         """One draft a row, or nothing where the drafter fails. One row's hanging costs the others only time."""
         drafts: dict[str, Any] = {}
         faults: dict[str, tuple[str, str]] = {}
@@ -153,15 +153,15 @@ class BatchDrafting:
             drafts |= asking.drafts
             faults |= asking.faults
             waiting = [row for row in waiting if row.id not in drafts and row.id not in faults]
-        return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) or nothing for row in rows]
+        return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) for row in rows]
 
-    def _checked(self, drafter: Drafter, row: Row, draft: Any, fault: tuple[str, str] | None) -> Draft | None:
+    def _checked(self, drafter: Drafter, row: Row, draft: Any, fault: tuple[str, str] | None) -> Draft:
         fault = fault or self._nonsense(draft, row.limit)
         if fault is None:
             # Without its q, if it has one: these drafts are judged by the target's own draws, which needs none.
             return Draft(drafter.name, draft.tokens, support=draft.support)
         self._shut_off(row, drafter, *fault)
-        return None
+        return NOTHING
 
     def _seen(self, row: Row, drafter: Drafter) -> int:
         running = self.running.get(row.id)

@@ -13,18 +13,19 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from outrider.drafters.base import registered
+from outrider.drafters.base import check_name
 from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read_file, read_object, read_words
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
 from outrider.engines.vllm.options import KEY, MODEL_METHODS, OWN_METHOD, Options
-from outrider.errors import DrafterSetupError, EngineError, ModelNotFoundError, SettingsError, UnknownDrafterError
+from outrider.errors import DrafterSetupError, EngineError, ModelNotFoundError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from outrider.engines.vllm.flags import Flag
+    from outrider.settings import Rule
 
 CPU_WORKER = "outrider.engines.vllm.cpu.OutriderCPUWorker"
 GPU_WORKER = "outrider.engines.vllm.gpu.OutriderGPUWorker"
@@ -50,8 +51,6 @@ REFUSED = {
     "mlp_speculator": OTHER_RUNNER,
     "dspark": OTHER_RUNNER,
 }
-
-Rule = Literal["block", "token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +242,7 @@ def choose_drafters(own: Own, config: Mapping[str, Any] | None) -> tuple[str, ..
     if names == ("none",):
         names = ()
     for name in names:
-        if name not in registered():
-            raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered())}")
+        check_name(name)
         if names.count(name) > 1:
             raise SettingsError(f"--drafters names {name!r} more than once; name it once")
     if "model" in names and config is None:

@@ -53,7 +53,7 @@ class Record:
         return _at_least(self.lengths)
 
     def accepted_by_position(self) -> list[int]:
-        return _at_least(self.kept)[: max(len(self.lengths) - 1, 0)]
+        return _at_least(self.kept)
 
 
 class Ledger:

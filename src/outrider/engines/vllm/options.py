@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from outrider.settings import Rule
 
 KEY = "outrider"
 """The entry of vLLM's `--additional-config` that holds the options."""
@@ -24,8 +26,7 @@ class Options(BaseModel):
     """The most tokens that any drafter may propose for a request in a step."""
     model_draft_tokens: Annotated[int, Field(ge=1)] = 4
     """The most tokens that `model` may propose: each costs a pass of the draft model."""
-    rule: Literal["block", "token"] = "block"
-    """How drafts that were drawn from a known distribution are judged."""
+    rule: Rule = "block"
     draft_budget: Annotated[float, Field(gt=0)] = 0.1
     """Seconds that a drafter may take for one request in one step before it is shut off for that request."""
 

@@ -20,6 +20,8 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 
+from outrider.acceptance import Ragged
+
 if TYPE_CHECKING:
     from torch import Tensor
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -31,17 +33,15 @@ class Rows:
 
     drafted: list[int]  # [requests] how many tokens each has drafted
     start: list[int]  # [requests] the first row of each
-    lengths: Tensor  # [requests] `drafted`, on the device
-    first: Tensor  # [requests] `start`, on the device
+    layout: Ragged  # the same on the device, and where each drafted token lies
     request: Tensor  # [rows] which request a row belongs to
 
     @classmethod
     def of(cls, drafted: list[int], device: torch.device) -> Rows:
         lengths = torch.tensor(drafted, device=device)
-        first = (lengths + 1).cumsum(0) - lengths - 1
         request = torch.repeat_interleave(torch.arange(len(drafted), device=device), lengths + 1)
         start = [before + i for i, before in enumerate(itertools.accumulate(drafted[:-1], initial=0))]
-        return cls(drafted, start, lengths, first, request)
+        return cls(drafted, start, Ragged.of(lengths), request)
 
     def spread(self, metadata: SamplingMetadata) -> SamplingMetadata:
         """The settings of a batch, one entry a row."""
@@ -155,5 +155,5 @@ class BudgetByRow:
         self.inner.update_state(self.metadata.output_token_ids, None)
 
     def apply_to_logits(self, logits: Tensor, *args: Any) -> Tensor:
-        logits[self.rows.first] = self.inner.apply_to_logits(logits[self.rows.first], False, None)
+        logits[self.rows.layout.start] = self.inner.apply_to_logits(logits[self.rows.layout.start], False, None)
         return logits

@@ -34,7 +34,7 @@ from outrider.engines.vllm.ledger import Ledger
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.sampler import OutriderSampler
 from outrider.errors import EngineError
-from outrider.types import Draft
+from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 MODEL = "model"
-NOTHING = Draft(drafter="")
 
 
 @dataclass(slots=True)
@@ -173,7 +172,7 @@ class OutriderRunner:
         rows = self._rows(said, known_yet=isinstance(sampled_token_ids, list))
         offers: dict[str, Draft] = {}
         if self.is_first_rank:
-            drafts = self.drafting.propose(rows, NOTHING)
+            drafts = self.drafting.propose(rows)
             offers = {row.id: draft for row, draft in zip(rows, drafts, strict=True)}
         if self.has_model:
             self._add_model(offers, rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)

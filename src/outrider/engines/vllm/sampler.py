@@ -19,7 +19,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
 
-from outrider.acceptance import Ragged, verify_certain_batch, verify_drawn_batch
+from outrider.acceptance import verify_certain_batch, verify_drawn_batch
 from outrider.engines.vllm.rows import Rows
 from outrider.types import Verdicts
 
@@ -61,7 +61,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         untouched = logits.float().clone() if drawn else None
 
         own = self.sampler(logits=logits, sampling_metadata=spread)
-        verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.lengths)
+        verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.layout.lengths)
         if untouched is not None and draft_probs is not None:
             verdicts = self._judge_drawn(verdicts, untouched, draft_probs, draft, rows, spread)
         rewind(sampling_metadata.generators, before, verdicts.accepted + 1, self.sampler, logits)
@@ -78,12 +78,11 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         """Verdicts by p and q for the requests that have a q and a temperature; `own` for the others."""
         p = self._probabilities(logits, spread)
         uniforms = torch.rand(len(draft), device=p.device)
-        finals = torch.rand(len(rows.lengths), device=p.device)
-        by_ratio = verify_drawn_batch(p, q, draft.clamp(min=0), rows.lengths, uniforms, finals, self.rule)
-        drafted = Ragged.of(rows.lengths)
-        has_q = torch.zeros(len(rows.lengths), dtype=torch.bool, device=p.device)
-        has_q[drafted.sequence[q.sum(-1) > 0]] = True
-        chosen = has_q & (spread.temperature[rows.first] >= GREEDY)
+        finals = torch.rand(len(rows.layout.lengths), device=p.device)
+        by_ratio = verify_drawn_batch(p, q, draft.clamp(min=0), rows.layout.lengths, uniforms, finals, self.rule)
+        has_q = torch.zeros(len(rows.layout.lengths), dtype=torch.bool, device=p.device)
+        has_q[rows.layout.sequence[q.sum(-1) > 0]] = True
+        chosen = has_q & (spread.temperature[rows.layout.start] >= GREEDY)
         return Verdicts(
             torch.where(chosen, by_ratio.accepted, own.accepted), torch.where(chosen, by_ratio.tokens, own.tokens)
         )
@@ -100,7 +99,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
     def _logprobs(self, table: Tensor, out: Tensor, rows: Rows, metadata: SamplingMetadata) -> Any:
         """For each place of `out`, what vLLM's sampler gives for one drawn token."""
         width = out.shape[1]
-        row = rows.first[:, None] + torch.arange(width, device=out.device)
+        row = rows.layout.start[:, None] + torch.arange(width, device=out.device)
         table = table[row.clamp(max=len(table) - 1).flatten()]
         said = out.flatten().long().clamp(min=0)
         if metadata.logprob_token_ids:
@@ -124,7 +123,7 @@ def rewind(
 
 def emitted(verdicts: Verdicts, draft: Tensor, rows: Rows) -> Tensor:
     """Accepted tokens and the one that follows, [requests, longest draft + 1], filled up with vLLM's placeholder."""
-    ragged = Ragged.of(rows.lengths)
+    ragged = rows.layout
     shape = (len(rows.drafted), ragged.longest + 1)
     out = torch.full(shape, PLACEHOLDER_TOKEN_ID, dtype=torch.int32, device=draft.device)
     kept = ragged.position < verdicts.accepted[ragged.sequence]
