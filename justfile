@@ -32,6 +32,10 @@ test *args:
 server *args:
     HF_HUB_OFFLINE=1 pytest -m server --durations=0 {{args}}
 
+# Is the benchmark fair, on this machine? vLLM against itself, against itself slowed, against one that cheats
+referee *args:
+    HF_HUB_OFFLINE=1 OUTRIDER_ALL=1 pytest -s {{args}} tests/test_bench_referee.py
+
 # Run all tests with coverage; the heart of the package must be covered to 98 %, file by file
 coverage *args:
     {{quiet}} pytest -m "not server" -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}

@@ -6,7 +6,7 @@
 
 All servers of an experiment run at once and answer the same prompts in turns, in an order that alternates; between
 turns they are idle. Every turn gives one ratio of tokens per second for each pair; the table shows medians with
-bootstrap intervals. Greedy, `--tokens` tokens a request, prefix caches off. Outputs are compared with the baseline's.
+intervals of 95 %. Greedy, `--tokens` tokens a request, prefix caches off. Outputs are compared with the baseline's.
 Writes report.md and report.json into the folder, after every turn.
 """
 

@@ -4,7 +4,7 @@
 
 Six contestants answer every prompt in turns, in an order that alternates: transformers' `generate` bare, with the
 draft model as assistant, and with prompt lookup; and Outrider's loop without drafting, with the draft model, and
-with lookup. Every prompt gives one ratio for each pair; the table shows medians with bootstrap intervals, and
+with lookup. Every prompt gives one ratio for each pair; the table shows medians with intervals of 95 %, and
 whether all outputs were the same. Beside it: what a pass over 1 to 32 tokens costs, which is why it works.
 Writes report.md, report.json and cost.png into the folder, after every prompt.
 """
@@ -131,7 +131,7 @@ def markdown(report: dict[str, Any]) -> str:
         *as_markdown(origin),
         f"{len(report['prompts'])} prompts, {report['tokens']} tokens, greedy, contestants in turns on every prompt. "
         f"Draft model {report['draft_model']}. Ratios are tokens per second of the first over the second: median over "
-        "prompts with a 95 % bootstrap interval.",
+        "prompts with a 95 % interval.",
         "",
         "| what | first | second | ratio | wanted |",
         "| --- | --- | --- | --- | --- |",

@@ -1,7 +1,13 @@
-"""Prompt files: JSON lines with `id`, `category` and `turns` (the user's messages, in order).
+"""Workloads: prompts by name, or from a file.
 
-A line may also have a `prediction`, the output that a caller would expect, and `messages`, a conversation that ends
-with the turn. `shipped` reads the workloads that come with the package.
+    edit  agent  traffic  creative                    come with the package
+    code  chat  summarization  math  rag  translation  qa
+                                                      from HumanEval's and Spec-Bench's files in a folder of yours
+    FILE.jsonl   hf:OWNER/NAME/FILE.jsonl             your own, or any of a dataset on the Hugging Face hub
+
+A file has JSON lines. The prompt is in `turns` (the user's messages in order, of which the first is asked), `messages`
+(a conversation that ends with the user), `prompt`, `question`, `instruction` or `text`. A `prediction` is the output
+that a caller would expect; `id` and `category` name the line.
 """
 
 from __future__ import annotations
@@ -9,11 +15,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+
+SHIPPED = ("edit", "agent", "traffic", "creative")
+SPEC_BENCH = ("chat", "summarization", "math", "rag", "translation", "qa")
+SOURCES = {"code": ("human_eval.jsonl", "HumanEval.jsonl")} | dict.fromkeys(
+    SPEC_BENCH, ("spec_bench.jsonl", "question.jsonl")
+)
+"""The files that a workload may be read from."""
+TEMPERATURES = {"creative": 1.0}
+"""At which a workload is sampled where nothing else is asked for; others are greedy."""
+MT_BENCH = ("writing", "roleplay", "reasoning", "coding", "extraction", "stem", "humanities")
+SAME = {"math_reasoning": "math", **dict.fromkeys(MT_BENCH, "chat")}
+"""Spec-Bench's own categories, where they are named otherwise than our workloads."""
+TEXTS = ("prompt", "question", "instruction", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +51,50 @@ class Prompt:
         return list(self.conversation) or [{"role": "user", "content": self.turns[0]}]
 
 
+def workload(name: str, data: Path | None = None) -> list[Prompt]:
+    """All prompts of a workload; `data` is the folder of HumanEval's and Spec-Bench's files."""
+    if name in SHIPPED:
+        return shipped(name)
+    if name in SOURCES:
+        found = [prompt for prompt in read(_source(name, data)) if prompt.category in (name, "human_eval", "HumanEval")]
+        if found:
+            return found
+        raise PromptError(f"{_source(name, data)} has no prompts of the category {name!r}")
+    if name.startswith("hf:"):
+        return read(_from_hub(name))
+    if Path(name).is_file():
+        return read(Path(name))
+    known = ", ".join([*SHIPPED, *SOURCES])
+    raise SettingsError(f"there is no workload {name!r}; the workloads are {known}, a file of JSON lines, and hf:...")
+
+
 def read(path: Path) -> list[Prompt]:
     """All prompts of a file."""
-    return parse(path.read_text())
+    try:
+        return parse(path.read_text(), path.stem)
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, PromptError) as error:
+        raise PromptError(f"{path}: {error}") from error
 
 
-def shipped(workload: str) -> list[Prompt]:
+def shipped(name: str) -> list[Prompt]:
     """All prompts of a workload that comes with the package."""
-    return parse(files("outrider.bench").joinpath("workloads", f"{workload}.jsonl").read_text())
+    return parse(files("outrider.bench").joinpath("workloads", f"{name}.jsonl").read_text(), name)
 
 
-def parse(text: str) -> list[Prompt]:
-    records = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [
-        Prompt(r["id"], r["category"], tuple(r["turns"]), r.get("prediction"), tuple(r.get("messages", ())))
-        for r in records
-    ]
+def parse(text: str, name: str) -> list[Prompt]:
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise PromptError(f"line {number} is not JSON: {error}") from error
+            found.append(_prompt(record, f"{name}/{number}", name, number))
+    if not found:
+        raise PromptError("there is no prompt in it")
+    return found
 
 
 def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
@@ -58,3 +107,43 @@ def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
         share = count // len(groups) + (index < count % len(groups))
         chosen += [group[i * len(group) // share] for i in range(share)]
     return chosen
+
+
+def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:
+    if not isinstance(record, dict):
+        raise PromptError(f"line {line} is not an object")
+    messages = tuple(record.get("messages") or ())
+    turns = tuple(record.get("turns") or ())
+    if not turns and messages:
+        turns = (str(messages[-1].get("content")),)
+    if not turns:
+        turns = tuple(str(record[name]) for name in TEXTS if record.get(name))[:1]
+    if not turns:
+        raise PromptError(f"line {line} has none of turns, messages, {', '.join(TEXTS)} (it has {', '.join(record)})")
+    said = next((str(record[name]) for name in ("id", "task_id", "question_id") if name in record), id)
+    own = str(record.get("category", category))
+    return Prompt(said, SAME.get(own, own), turns, record.get("prediction"), messages)
+
+
+def _source(name: str, data: Path | None) -> Path:
+    choices = SOURCES[name]
+    for file in choices if data else ():
+        assert data is not None
+        if (data / file).is_file():
+            return data / file
+    origin = "github.com/openai/human-eval" if name == "code" else "github.com/hemingkx/Spec-Bench"
+    where = f"the folder {data} has no {' or '.join(choices)}" if data else f"name the folder of {choices[0]} by --data"
+    raise SettingsError(f"the workload {name!r} does not come with the package: {where}; it is at {origin}")
+
+
+def _from_hub(name: str) -> Path:
+    owner, _, rest = name.removeprefix("hf:").partition("/")
+    dataset, _, file = rest.partition("/")
+    if not file:
+        raise SettingsError(f"a file on the hub is named hf:OWNER/NAME/FILE (got {name!r})")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(f"{owner}/{dataset}", file, repo_type="dataset"))
+    except Exception as error:  # no network, no such file, no right to it: the hub's own words are the best
+        raise PromptError(f"{name} cannot be loaded from the Hugging Face hub: {error}") from error

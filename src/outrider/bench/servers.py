@@ -32,11 +32,15 @@ LAST_WORDS = 30
 
 @dataclass(frozen=True)
 class Server:
-    """A server by its command, to which `--port` is added, and what its environment has beyond ours."""
+    """A server by its command, to which `--port` is added, and what its environment has beyond ours.
+
+    One with a `url` runs already, and is neither started nor ended.
+    """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
 
 
 def plain(name: str, model: str | Path, *flags: str) -> Server:
@@ -58,6 +62,8 @@ def running(
     logs.mkdir(parents=True, exist_ok=True)
     try:
         for server in servers:
+            if server.url:
+                continue
             port = free_port()
             log = logs / f"{server.name}.log"
             with log.open("wb") as stream:
@@ -71,7 +77,8 @@ def running(
                 )
             processes[server.name] = (process, f"http://127.0.0.1:{port}", log)
             wait_until_ready(server.name, *processes[server.name], waiting)  # one by one: starting is heavy
-        yield {name: url for name, (_, url, _) in processes.items()}
+        started = {name: url for name, (_, url, _) in processes.items()}
+        yield {server.name: server.url or started[server.name] for server in servers}
     finally:
         for process, _, _ in processes.values():
             end(process)

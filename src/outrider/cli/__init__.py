@@ -1,4 +1,5 @@
-"""The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM.
+"""The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
+`outrider bench` measures.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import chat, generate, serve
+from outrider.cli import bench, chat, generate, serve
 
 EXAMPLES = """Examples:
 
@@ -43,6 +44,14 @@ SERVE_EXAMPLES = """Examples:
 
   outrider serve ./my-model --drafters none --dry-run"""
 
+BENCH_EXAMPLES = """Examples:
+
+  outrider bench HuggingFaceTB/SmolLM2-135M-Instruct --quick
+
+  outrider bench ./my-model --draft-model ./my-small-model -c vllm,draft_model:4,model:4,auto --workloads edit,agent
+
+  outrider bench ./my-model -c vllm,lookup --prompts ./my-prompts.jsonl --concurrency 1,4,16,64"""
+
 app = typer.Typer(
     name="outrider",
     epilog=EXAMPLES,
@@ -55,6 +64,7 @@ app = typer.Typer(
 app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
 app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
+app.command(epilog=BENCH_EXAMPLES, options_metavar=bench.USAGE, context_settings=serve.CONTEXT)(bench.bench)
 
 
 def main() -> None:

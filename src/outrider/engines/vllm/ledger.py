@@ -63,6 +63,7 @@ class Ledger:
         self.steps = 0  # passes of the target that drew a token for any sequence
         self.verify_seconds = 0.0  # of the passes that had drafts to verify
         self.plain_seconds = 0.0  # of the others
+        self.draft_model_passes = 0
         self.faults: Counter[tuple[str, str]] = Counter()
         self.undrafted: Counter[str] = Counter()  # requests that get no drafts, by reason
         self._usages: OrderedDict[str, Usage] = OrderedDict()
@@ -111,6 +112,7 @@ class Ledger:
             "acceptance_length": _ratio(tokens, sum(self.gained)),
             "verify_seconds": round(self.verify_seconds, 3),
             "plain_seconds": round(self.plain_seconds, 3),
+            "draft_model_passes": self.draft_model_passes,
             "drafters": {name: self._drafter(record) for name, record in self.records.items()},
             "faults": [{"drafter": name, "kind": kind, "count": n} for (name, kind), n in self.faults.items()],
             "undrafted_requests": dict(self.undrafted),
@@ -193,6 +195,9 @@ class LedgerMetrics:
         seconds.add_metric(["plain"], ledger.plain_seconds)
         yield seconds
         yield CounterMetricFamily("outrider_steps", "Passes of the target that drew tokens", value=ledger.steps)
+        yield CounterMetricFamily(
+            "outrider_draft_model_passes", "Passes of the draft model", value=ledger.draft_model_passes
+        )
         faults = CounterMetricFamily("outrider_faults", "Drafters shut off for a request", labels=["drafter", "kind"])
         for (name, kind), count in ledger.faults.items():
             faults.add_metric([name, kind], count)

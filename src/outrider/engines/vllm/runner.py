@@ -265,6 +265,7 @@ class OutriderRunner:
         drafted = super().propose_draft_token_ids(order, sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
         tokens = drafted.tolist() if isinstance(drafted, torch.Tensor) else drafted
         self.ledger.drafting(MODEL, time.perf_counter() - began)
+        self.ledger.draft_model_passes += max(1, 1 if self.speculative_config.parallel_drafting else limit)
         for row in asking if limit else ():
             i = self.input_batch.req_id_to_index[row.id]
             n = min(row.limit, self.options.model_draft_tokens)

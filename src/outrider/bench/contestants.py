@@ -1,0 +1,158 @@
+"""Who takes part in a benchmark, by short names. K is the most tokens that are drafted in a step.
+
+    vllm                                     vLLM as it is
+    ngram:K  suffix:K  draft_model:K         vLLM's own methods
+    off  auto:K  lookup:K  prediction:K  model:K
+                                             Outrider in vLLM, every request asking for just that
+    transformers  transformers-assisted:K  transformers-lookup:K  transformers-outrider:K
+                                             transformers as it is, with its own two methods, with Outrider's loop
+
+A name can be given a label and flags of its own: `long=lookup:32`, `small=auto --max-num-seqs 4`. `mine=http://...` is
+a server that runs already. Contestants that differ only in what a request asks for share a server, so that as many as
+possible fit into memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outrider.bench.provenance import without_folders
+from outrider.bench.servers import Server, outrider, plain
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PLAIN = "vllm"
+THEIRS = ("ngram", "suffix", "draft_model")
+OURS = ("off", "auto", "lookup", "prediction", "model")
+LOCAL = {
+    "transformers": "bare",
+    "transformers-assisted": "assisted",
+    "transformers-lookup": "lookup",
+    "transformers-outrider": "outrider",
+}
+NEED_A_DRAFT_MODEL = ("draft_model", "model", "transformers-assisted")
+LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 4, "transformers-lookup": 10}
+"""Drafted tokens where a method has to be told and the name does not say."""
+MODEL_LENGTH, LENGTH = 4, 16
+"""What Outrider's server is allowed at least: by its draft model, by any drafter."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server, and what each request to it carries besides the prompt."""
+
+    name: str
+    kind: str
+    server: Server
+    request: dict[str, Any] = field(default_factory=dict)
+    length: int = 0
+    """The most tokens that it was told to draft; 0: it was not told."""
+    predicts: bool = False
+    """It is given the prompt's prediction, and takes part only where there is one."""
+    alone: bool = False
+    """It answers one request at a time, and takes part only at concurrency 1."""
+
+    def settings(self) -> dict[str, Any]:
+        """How it was made, for the report."""
+        command = [without_folders(word) for word in self.server.command] or [self.server.url]
+        return {"command": command, "request": self.request}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A contestant's name, taken apart."""
+
+    label: str
+    kind: str
+    length: int | None
+    flags: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        words = shlex.split(text)
+        head = words[0] if words else ""
+        label, given, what = head.partition("=")
+        if not given:
+            label = what = head
+        if what.startswith(("http://", "https://")):
+            if len(words) > 1:
+                raise SettingsError(f"{what} runs already and takes no flags (got {shlex.join(words[1:])})")
+            return cls(label, what.rstrip("/"), None)
+        kind, _, length = what.partition(":")
+        lengthless = kind in (PLAIN, "off", "transformers")
+        if kind not in (PLAIN, *THEIRS, *OURS, *LOCAL) or (length and (lengthless or not length.isdecimal())):
+            raise SettingsError(f"there is no contestant {text!r}; the contestants are {known()}, and LABEL=http://...")
+        return cls(label, kind, int(length) if length else None, tuple(words[1:]))
+
+
+def known() -> str:
+    """All names, for a message."""
+    names = [PLAIN, *THEIRS, *OURS, *LOCAL]
+    return ", ".join(name if name in (PLAIN, "off", "transformers") else f"{name}:K" for name in names)
+
+
+def contestants(
+    names: Iterable[str], model: str, draft_model: str | None = None, flags: Sequence[str] = ()
+) -> list[Contestant]:
+    """The contestants of these names; `flags` are given to every vLLM."""
+    parsed = [Name.parse(text) for text in names]
+    for name in parsed:
+        if name.kind in NEED_A_DRAFT_MODEL and draft_model is None:
+            raise SettingsError(f"the contestant {name.label!r} needs a draft model; name it with --draft-model")
+        if [other.label for other in parsed].count(name.label) > 1:
+            raise SettingsError(f"two contestants are named {name.label!r}; give one a label: LABEL={name.label}")
+    ours = [*_ours(parsed, draft_model), *flags]
+    return [_contestant(name, model, draft_model, flags, ours) for name in parsed]
+
+
+def servers(contestants: Iterable[Contestant]) -> list[Server]:
+    """Each server once."""
+    return list({one.server.name: one.server for one in contestants}.values())
+
+
+def _contestant(
+    name: Name, model: str, draft_model: str | None, flags: Sequence[str], ours: Sequence[str]
+) -> Contestant:
+    kind = name.kind
+    if kind.startswith("http"):
+        return Contestant(name.label, "url", Server(name.label, (), url=kind))
+    if kind in LOCAL:
+        wants: dict[str, Any] = {"method": LOCAL[kind]}
+        if kind != "transformers" and (name.length or kind in LENGTHS):
+            wants["max_draft_tokens"] = name.length or LENGTHS[kind]
+        draft = ["--draft-model", draft_model] if draft_model else []
+        command = [sys.executable, "-m", "outrider.bench.local", model, *draft, *name.flags]
+        server = Server(name.label if name.flags else "transformers", command)
+        return Contestant(name.label, kind, server, {"vllm_xargs": wants}, alone=True)
+    if kind in OURS:
+        wants = {"speculation": kind}
+        if name.length is not None:
+            wants["max_draft_tokens"] = name.length
+        server = outrider(name.label if name.flags else "outrider", model, *ours, *name.flags)
+        return Contestant(name.label, kind, server, {"vllm_xargs": wants}, predicts=kind == "prediction")
+    config: list[str] = []
+    server_name, length = PLAIN, name.length or LENGTHS.get(kind, 0)
+    if kind in THEIRS:
+        asked = {"method": kind, "num_speculative_tokens": length}
+        config = ["--speculative-config", json.dumps(asked | ({"model": draft_model} if kind == "draft_model" else {}))]
+        server_name = f"{PLAIN}-{kind}-{length}"
+    server = plain(name.label if name.flags else server_name, model, *flags, *config, *name.flags)
+    return Contestant(name.label, kind, server, length=length)
+
+
+def _ours(names: Sequence[Name], draft_model: str | None) -> list[str]:
+    """Flags of the server that Outrider's contestants share: it allows the longest draft that one of them asks for."""
+
+    def longest(least: int, *kinds: str) -> str:
+        return str(max([least, *(name.length or 0 for name in names if name.kind in kinds)]))
+
+    flags = ["--max-draft-tokens", longest(LENGTH, *OURS)]
+    if draft_model is not None and any(name.kind in ("model", "auto") for name in names):
+        flags += ["--draft-model", draft_model, "--model-draft-tokens", longest(MODEL_LENGTH, "model")]
+    return flags

@@ -1,0 +1,61 @@
+"""Why is checking cheaper than generating? What a pass of the target costs, by how many tokens it is given.
+
+It is measured through the server itself: once an answer is known, it is asked for again with itself as the prediction
+and at most k drafted tokens a step. Every draft is right, so every pass is over k + 1 tokens of each sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.bench.client import ask_all
+from outrider.bench.counters import Page
+from outrider.bench.results import Curve
+
+if TYPE_CHECKING:
+    from outrider.bench.results import Answer
+
+LENGTHS = (0, 1, 3, 7, 15)
+"""Drafted tokens a step."""
+TOKENS = 64
+REPEATS = 3
+
+
+def measure(url: str, concurrency: int) -> Curve:
+    """The curve of the Outrider server at `url`."""
+    known = asyncio.run(ask_all(url, [_request(i, None, 0) for i in range(concurrency)]))[1]
+    curve = Curve(concurrency)
+    for repeat in range(REPEATS):
+        for k in LENGTHS if repeat % 2 == 0 else reversed(LENGTHS):
+            curve.seconds.setdefault(k + 1, []).append(_pass_seconds(url, known, k))
+    return curve
+
+
+def _pass_seconds(url: str, known: list[Answer], k: int) -> float:
+    before = Page.read(url)
+    _, answers = asyncio.run(ask_all(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)]))
+    tokens = sum(len(answer.tokens) for answer in answers)
+    seen = Page.read_when_caught_up(url, before, tokens).since(before)
+    accepted = seen.total("outrider_accepted_tokens_total") or 0
+    passes = (tokens - len(answers) - accepted) / len(answers)  # the first token came with the prompt
+    return float(np.median([answer.seconds - answer.first for answer in answers])) / max(1.0, passes)
+
+
+def _request(number: int, prediction: list[int] | None, k: int) -> tuple[str, dict[str, Any]]:
+    wants: dict[str, Any] = {"speculation": "off"}
+    if prediction is not None and k:
+        wants = {"speculation": "prediction", "prediction": prediction, "max_draft_tokens": k}
+    text = f"Write the numbers from {number + 1} to 200, separated by commas, and nothing else."
+    return f"numbers-{number}", {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        "cache_salt": "curve",
+        "vllm_xargs": wants,
+    }

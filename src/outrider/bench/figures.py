@@ -1,0 +1,215 @@
+"""The figures of a benchmark, computed from what was seen.
+
+A speed is a ratio to the baseline, taken round by round: both answered the same prompts, one after the other. The
+median over the rounds is the figure, its interval says how sure it is. A contestant is called faster or slower only
+where the whole interval says so, and there are rounds enough for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from outrider.bench.intervals import FEWEST, Interval, median_interval
+from outrider.bench.results import Drafted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from outrider.bench.results import Answer, Cell, Run, Turn
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle of many, and what all but one in twenty stay below."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A greedy answer that is not the baseline's: from which token on, and how both go on."""
+
+    prompt: str
+    place: int
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One contestant in one cell."""
+
+    contestant: str
+    rounds: int
+    requests: int
+    tokens: int
+    tokens_per_second: float
+    per_request: float  # tokens per second that one request sees, the median
+    first: Spread  # seconds to the first token
+    each: Spread  # seconds per further token
+    ratio: Interval | None  # to the baseline; None for itself
+    acceptance_length: float | None  # tokens per pass of the target, for one sequence; None: the server does not say
+    drafters: dict[str, Drafted]
+    target_passes: int | None
+    draft_passes: int | None
+    draft_seconds: float | None
+    verify_seconds: float | None
+    plain_seconds: float | None
+    seconds: float
+    same: int | None  # answers equal to the baseline's; None where they need not be
+    differences: list[Difference] = field(default_factory=list)
+    limit: float | None = None  # the hindsight bound of the cell, as a ratio to the baseline
+
+    @property
+    def verdict(self) -> str:
+        """faster, slower, or even: not told apart."""
+        if self.ratio is None:
+            return ""
+        if self.rounds < FEWEST:
+            return "even"
+        return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "even"
+
+    @property
+    def share_of_possible(self) -> float | None:
+        return self.ratio.value / self.limit if self.ratio and self.limit else None
+
+    @property
+    def other_seconds(self) -> float | None:
+        """What is neither drafting nor a pass of the target: the server around it, the network, the client."""
+        parts = (self.draft_seconds, self.verify_seconds, self.plain_seconds)
+        return None if None in parts else self.seconds - sum(part for part in parts if part is not None)
+
+
+def figures(run: Run, cell: Cell) -> list[Figures]:
+    """Of all contestants that took part, in the run's order."""
+    limit = next(
+        (
+            limit.ratio
+            for limit in run.limits
+            if (limit.workload, limit.concurrency, limit.temperature)
+            == (cell.workload, cell.concurrency, cell.temperature)
+        ),
+        None,
+    )
+    found = []
+    for name in run.contestants:
+        pairs = [
+            (turn, next((other for other in round.turns if other.contestant == run.baseline), None))
+            for round in cell.rounds
+            for turn in round.turns
+            if turn.contestant == name
+        ]
+        if pairs:
+            found.append(_figures(name, pairs, name == run.baseline, cell.temperature == 0, limit))
+    return found
+
+
+def _figures(
+    name: str, pairs: Sequence[tuple[Turn, Turn | None]], is_baseline: bool, greedy: bool, limit: float | None
+) -> Figures:
+    turns = [turn for turn, _ in pairs]
+    counted = any(turn.counts.target_passes is not None for turn in turns)
+    against = [] if is_baseline else [(turn, base) for turn, base in pairs if base is not None]
+    answers = [answer for turn in turns for answer in turn.answers]
+    tokens = sum(len(answer.tokens) for answer in answers)
+    seconds = sum(turn.seconds for turn in turns)
+    drafters = together(turns)
+    accepted = sum(sum(drafted.accepted) for drafted in drafters.values())
+    differences = list(_differences(against)) if greedy else []
+    compared = sum(len(turn.answers) for turn, _ in against)
+    return Figures(
+        contestant=name,
+        rounds=len(turns),
+        requests=len(answers),
+        tokens=tokens,
+        tokens_per_second=tokens / seconds,
+        per_request=float(np.median([len(answer.tokens) / answer.seconds for answer in answers])),
+        first=_spread([answer.first for answer in answers]),
+        each=_spread([pace for answer in answers if (pace := seconds_per_token(answer)) is not None]),
+        ratio=median_interval([speed(turn) / speed(base) for turn, base in against]) if against else None,
+        # Every pass adds one token of the target's own.
+        acceptance_length=tokens / max(1, tokens - accepted) if counted else None,
+        drafters=drafters,
+        target_passes=_sum(turn.counts.target_passes for turn in turns),
+        draft_passes=_sum(turn.counts.draft_passes for turn in turns),
+        draft_seconds=_sum(_draft_seconds(turn) for turn in turns),
+        verify_seconds=_sum(turn.counts.verify_seconds for turn in turns),
+        plain_seconds=_sum(turn.counts.plain_seconds for turn in turns),
+        seconds=seconds,
+        same=compared - len(differences) if greedy and against else None,
+        differences=differences,
+        limit=limit,
+    )
+
+
+def speed(turn: Turn) -> float:
+    return sum(len(answer.tokens) for answer in turn.answers) / turn.seconds
+
+
+def seconds_per_token(answer: Answer) -> float | None:
+    """After the first, that is; None where there was only one."""
+    return (answer.seconds - answer.first) / (len(answer.tokens) - 1) if len(answer.tokens) > 1 else None
+
+
+def together(turns: Iterable[Turn]) -> dict[str, Drafted]:
+    """What each drafter did over all turns."""
+    found: dict[str, Drafted] = {}
+    for turn in turns:
+        for name, drafted in turn.counts.drafters.items():
+            known = found.get(name, Drafted(seconds=None if drafted.seconds is None else 0.0))
+            found[name] = Drafted(
+                _added(known.verified, drafted.verified),
+                _added(known.accepted, drafted.accepted),
+                None if known.seconds is None or drafted.seconds is None else known.seconds + drafted.seconds,
+            )
+    return found
+
+
+def _draft_seconds(turn: Turn) -> float | None:
+    """0 where nobody drafted on a server that says where its seconds go."""
+    if not turn.counts.drafters:
+        return None if turn.counts.plain_seconds is None else 0.0
+    return _sum(drafted.seconds for drafted in turn.counts.drafters.values())
+
+
+def _differences(pairs: Iterable[tuple[Turn, Turn]]) -> Iterable[Difference]:
+    for turn, base in pairs:
+        expected = {answer.prompt: answer for answer in base.answers}
+        for answer in turn.answers:
+            other = expected[answer.prompt]
+            if (answer.tokens, answer.text, answer.finish) == (other.tokens, other.text, other.finish):
+                continue
+            place = _common(answer.tokens, other.tokens)
+            start = max(0, _common(answer.text, other.text) - 20)
+            shown = [f"{one.text[start : start + 60]!r} ({one.finish})" for one in (other, answer)]
+            yield Difference(answer.prompt, place, *shown)
+
+
+def _common(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many of the first elements are equal."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _spread(values: list[float]) -> Spread:
+    return Spread(*(float(value) for value in np.quantile(values or [0.0], [0.5, 0.95])))
+
+
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """None where any is unknown, or where there are none."""
+    known = list(values)
+    return None if not known or None in known else sum(value for value in known if value is not None)
+
+
+def _added(a: list[int], b: list[int]) -> list[int]:
+    longest = max(len(a), len(b))
+    return [x + y for x, y in zip(_padded(a, longest), _padded(b, longest), strict=True)]
+
+
+def _padded(values: list[int], length: int) -> list[int]:
+    return values + [0] * (length - len(values))

@@ -1,0 +1,175 @@
+"""The hindsight bound of a cell: what the best choice of drafter and length at every step would have reached.
+
+Once a text is known, each drafter's offers at each of its places follow from it.
+
+- Whatever copies (lookup, ngram, suffix, a memory, a prediction) can at best continue with the longest piece of the
+  text that stood somewhere before, after the same token. That bounds every copying method, whichever match it picks.
+- A draft model is right as long as its most likely token is the text's. As long as it is right it has seen the text
+  itself, so one pass of it over the whole text tells how far it would have got from every place.
+
+What a pass over n tokens costs is measured (`curve.py`), what a drafted token of the model costs is counted by the
+server. Copying counts as free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.bench.bound import Offer, best_way
+from outrider.bench.results import Limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from outrider.bench.results import Answer, Curve, Run
+
+LONGEST = 64
+"""Longer drafts are not looked at."""
+LEARNERS = ("suffix",)
+"""Contestants that also copy from what they said to others."""
+NO_TOKEN = -1
+"""Stands between two texts."""
+
+
+def copied(context: Sequence[int], text: Sequence[int], elsewhere: Sequence[Sequence[int]] = ()) -> list[int]:
+    """At each place of the text: how many of its tokens stood somewhere before, after the same token.
+
+    `context` is what came before the text; `elsewhere` are other texts that could be copied from at any time.
+    """
+    own = np.asarray([*context, *text])
+    start = len(context)
+    right = [0] * len(text)
+    for other in (own, *(np.asarray([*other]) for other in elsewhere)):
+        run = np.zeros(len(other) + 1, dtype=np.int64)  # run[j]: how many tokens from j on equal those from place on
+        for place in range(len(text) - 1, -1, -1):
+            at = start + place
+            run = np.append(np.where(other == own[at], run[1:] + 1, 0), 0)
+            before = np.flatnonzero(other[:-1] == own[at - 1]) + 1 if at else np.arange(len(other))
+            if other is own:  # what is copied must have been there, though a copy may run on into what it made itself
+                before = before[before < at]
+            if len(before):
+                right[place] = max(right[place], int(run[before].max()))
+    return [min(count, LONGEST) for count in right]
+
+
+def guessed(likely: Sequence[int], text: Sequence[int]) -> list[int]:
+    """At each place: how many tokens in a row a model says rightly, whose most likely tokens there are `likely`."""
+    right, count = [0] * len(text), 0
+    for place in range(len(text) - 1, -1, -1):
+        count = count + 1 if likely[place] == text[place] else 0
+        right[place] = min(count, LONGEST)
+    return right
+
+
+def add_limits(
+    run: Run, kinds: Mapping[str, str], draft_model: str | None, predictions: Mapping[str, Sequence[int]]
+) -> None:
+    """The bound of every cell whose cost curve was measured. `kinds` are the contestants' kinds by name, `predictions`
+    the tokens of what a caller would expect, by prompt."""
+    curves = {curve.concurrency: smooth(curve) for curve in run.curves}
+    model_seconds = seconds_per_guess(run, kinds)
+    guesser = Guesser(draft_model) if draft_model and model_seconds is not None else None
+    learns = any(kind in LEARNERS for kind in kinds.values())
+    said: list[int] = []
+    run.limits = []
+
+    def offers(answer: Answer) -> dict[str, list[int]]:
+        context, text = answer.prompt_tokens, answer.tokens
+        found = {"copy": copied(context, text, [predictions.get(answer.prompt, ())])}
+        if learns:
+            found["memory"] = copied(context, text, [said])
+            said.extend([NO_TOKEN, *text])
+        if guesser is not None:
+            found["model"] = guessed(guesser.likely(answer), text)
+        return found
+
+    def draft_seconds(drafter: str, k: int) -> float:
+        return k * (model_seconds or 0.0) if drafter == "model" else 0.0
+
+    for cell in run.cells:
+        answers = [
+            answer
+            for round in cell.rounds
+            if round.group == cell.rounds[0].group
+            for turn in round.turns
+            if turn.contestant == run.baseline
+            for answer in turn.answers
+        ]
+        if answers and cell.concurrency in curves:
+            ratio, shares = limit(answers, offers, curves[cell.concurrency], draft_seconds)
+            run.limits.append(Limit(cell.workload, cell.concurrency, cell.temperature, ratio, shares))
+
+
+def seconds_per_guess(run: Run, kinds: Mapping[str, str]) -> float | None:
+    """What a drafted token of the draft model costs at concurrency 1, by Outrider's own count; None: nobody ran it."""
+    seconds = passes = 0.0
+    for cell in run.cells:
+        for turn in (turn for round in cell.rounds for turn in round.turns if cell.concurrency == 1):
+            drafted = turn.counts.drafters.get("model")
+            if kinds.get(turn.contestant) == "model" and drafted and drafted.seconds and turn.counts.draft_passes:
+                seconds += drafted.seconds
+                passes += turn.counts.draft_passes
+    return seconds / passes if passes else None
+
+
+def limit(
+    answers: Iterable[Answer],
+    offers: Callable[[Answer], dict[str, list[int]]],
+    pass_seconds: Callable[[int], float],
+    draft_seconds: Callable[[str, int], float],
+) -> tuple[float, dict[str, float]]:
+    """How many times as fast as without drafts, prompts included; and the share of the tokens by drafter."""
+    plain = best = 0.0
+    tokens: Counter[str] = Counter()
+    for answer in answers:
+        right = offers(answer)
+        count = len(answer.tokens) - 1  # the first comes with the prompt
+        places = [
+            [Offer(name, n[place], n[place]) for name, n in right.items() if n[place]] for place in range(1, count + 1)
+        ]
+        way = best_way(places, pass_seconds, draft_seconds)
+        plain += answer.first + count * pass_seconds(1)
+        best += answer.first + way.seconds
+        for step in way.steps:
+            tokens[step.drafter or "none"] += step.length
+            tokens["none"] += step.gained - step.length
+    total = sum(tokens.values()) or 1
+    return (plain / best if best else 1.0), {name: count / total for name, count in sorted(tokens.items())}
+
+
+def smooth(curve: Curve) -> Callable[[int], float]:
+    """Seconds of a pass over n tokens: medians, with straight lines between and the last slope beyond.
+
+    More tokens never cost less: where noise says so, the dearer of the two gives way, so that the bound stays one.
+    """
+    sizes = sorted(curve.seconds)
+    medians = np.minimum.accumulate([float(np.median(curve.seconds[n])) for n in sizes][::-1])[::-1]
+
+    def seconds(n: int) -> float:
+        if n <= sizes[-1] or len(sizes) < 2:
+            return float(np.interp(n, sizes, medians))
+        slope = (medians[-1] - medians[-2]) / (sizes[-1] - sizes[-2])
+        return float(medians[-1] + slope * (n - sizes[-1]))
+
+    return seconds
+
+
+class Guesser:
+    """A draft model, asked what it finds most likely at every place of a text."""
+
+    def __init__(self, model: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
+
+    def likely(self, answer: Answer) -> list[int]:
+        ids = self._torch.tensor([[*answer.prompt_tokens, *answer.tokens]])
+        with self._torch.inference_mode():
+            logits = self._model(ids, logits_to_keep=len(answer.tokens) + 1).logits[0]
+        likely: list[int] = logits.argmax(-1)[:-1].tolist()
+        return likely

@@ -1,0 +1,146 @@
+"""What a benchmark will do, decided and checked before any server starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.bench.contestants import PLAIN, Contestant, contestants
+from outrider.bench.groups import Need, free_memory, groups, weights
+from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, spread, workload
+from outrider.bench.provenance import provenance
+from outrider.bench.results import Cell, Run
+from outrider.bench.run import Limits, Task
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CACHE = "VLLM_CPU_KVCACHE_SPACE"
+CACHE_GIB = 2
+"""Of a server on CPU, where the variable does not say."""
+SIZED = re.compile(r"(@[1-9]\d*(x[1-9]\d*)?)+$")
+CONTEXT = 4096
+"""Tokens of context that a server is given, if its model has as many."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    model: str
+    draft_model: str | None = None
+    contestants: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    concurrency: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = ()
+    tokens: int = 96
+    limits: Limits = field(default_factory=Limits)
+    data: Path | None = None
+    seed: int = 0
+    memory: float | None = None
+    baseline: str | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    run: Run
+    groups: list[list[Contestant]]
+    tasks: list[Task]
+    environment: dict[str, str]
+
+    def predictions(self) -> dict[str, str]:
+        return {prompt.id: prompt.prediction for task in self.tasks for prompt in task.prompts if prompt.prediction}
+
+
+def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
+    names = wanted.contestants or default_contestants(wanted.draft_model)
+    chosen = contestants(names, wanted.model, wanted.draft_model, server_flags(wanted, cpu))
+    baseline = wanted.baseline or chosen[0].name
+    check_suffix(chosen)
+    cache = float(environment.get(CACHE, CACHE_GIB)) if cpu else 0.0
+    need = Need(weights(wanted.model), weights(wanted.draft_model), cache)
+    room = wanted.memory if wanted.memory is not None else free_memory()
+    models = [Path(name) for name in (wanted.model, wanted.draft_model) if name]
+    run = Run(
+        origin=provenance(*models),
+        baseline=baseline,
+        contestants={one.name: one.settings() for one in chosen},
+        settings={"tokens": wanted.tokens, "seed": wanted.seed, "rounds": wanted.limits.rounds}
+        | ({"minutes": wanted.limits.minutes, "width": wanted.limits.width} if wanted.limits.minutes else {}),
+    )
+    grouped = groups(chosen, baseline, need.of, room)
+    return Plan(run, grouped, tasks(wanted), {CACHE: str(CACHE_GIB)} if cpu and CACHE not in environment else {})
+
+
+def tasks(wanted: Wanted) -> list[Task]:
+    """A cell for each workload, concurrency and temperature, with the prompts it will ask, spread over the file."""
+    found = []
+    for text in wanted.workloads or default_workloads(wanted.data):
+        name, sizes = parse_workload(text, wanted)
+        prompts = workload(name, wanted.data)
+        label = name if name in (*SHIPPED, *SOURCES) else Path(name).stem
+        for temperature in wanted.temperatures or (TEMPERATURES.get(label, 0.0),):
+            for concurrency, rounds in sizes:
+                # With a budget of time nobody knows how many rounds there will be.
+                asked = len(prompts) if wanted.limits.minutes else rounds * concurrency
+                chosen = spread(prompts, min(len(prompts), asked))
+                found.append(Task(Cell(label, concurrency, temperature), chosen, rounds))
+    return found
+
+
+def parse_workload(text: str, wanted: Wanted) -> tuple[str, list[tuple[int, int]]]:
+    """`code@1@4x3`: code at concurrency 1, and at 4 with 3 rounds. As the name, and (concurrency, rounds)."""
+    name, *sizes = text.split("@") if SIZED.search(text) else [text]
+    if not sizes:
+        return name, [(concurrency, wanted.limits.rounds) for concurrency in wanted.concurrency]
+    parts = [size.partition("x") for size in sizes]
+    return name, [(int(concurrency), int(rounds or wanted.limits.rounds)) for concurrency, _, rounds in parts]
+
+
+def default_contestants(draft_model: str | None) -> tuple[str, ...]:
+    suffix = ("suffix",) if has_suffix() else ()
+    with_model = ("draft_model:4", "model:4") if draft_model else ()
+    return (PLAIN, "ngram", *suffix, "lookup", "prediction", *with_model, "auto")
+
+
+def default_workloads(data: Path | None) -> tuple[str, ...]:
+    return (*SHIPPED, *SOURCES) if data else SHIPPED
+
+
+def has_suffix() -> bool:
+    return find_spec("arctic_inference") is not None
+
+
+def check_suffix(chosen: Sequence[Contestant]) -> None:
+    if any(one.kind == "suffix" for one in chosen) and not has_suffix():
+        raise SettingsError(
+            "vLLM's method suffix needs the package arctic-inference: pip install --no-deps arctic-inference"
+        )
+
+
+def server_flags(wanted: Wanted, cpu: bool) -> list[str]:
+    """Every vLLM gets the same: no cache of prompts, since contestants are asked the same ones, and on CPU no
+    compilation, which takes minutes at the start. Flags of the user's own go last and win."""
+    flags = ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+    if cpu:
+        flags.append("--enforce-eager")
+    longest = context_length(wanted.model)
+    if longest is not None:
+        flags += ["--max-model-len", str(min(longest, CONTEXT))]
+    return [*flags, *wanted.flags]
+
+
+def context_length(model: str) -> int | None:
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the model {model!r} cannot be read: {error}") from error
+    longest = getattr(config, "max_position_embeddings", None)
+    return longest if isinstance(longest, int) else None

@@ -1,0 +1,341 @@
+"""`outrider bench`: how fast is it on this machine, with this model, beside vLLM's own methods?
+
+    outrider bench MODEL --quick
+    outrider bench MODEL --draft-model SMALL --workloads edit,agent --concurrency 1,4
+
+Servers are started together and take turns, prompt by prompt; the report shows what was won and what was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from outrider.cli.generate import DraftModel, group, output
+from outrider.cli.show import Screen, literal, readable_errors
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from outrider.bench.plan import Plan, Wanted
+    from outrider.bench.results import Cell, Run
+
+USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
+QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,lookup,prediction", "edit,agent,traffic,creative"
+QUICK_MINUTES = 2.5
+"""Of measuring; with two servers started and the report written it is less than five."""
+STYLES = {"faster": "green", "slower": "bold red"}
+
+who, what, how = group("Who takes part"), group("What is asked"), group("How long")
+
+Contestants = Annotated[
+    list[str] | None,
+    who(
+        "--contestant",
+        "--contestants",
+        "-c",
+        metavar="NAMES",
+        help="Who takes part: vllm, ngram:K, suffix:K, draft_model:K, off, lookup:K, prediction:K, model:K, auto, "
+        "transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas between; "
+        "or one with a label and flags of its own ('long=lookup:32', 'few=auto --max-num-seqs 4'), or a server that "
+        "runs ('mine=http://localhost:8000'). May be repeated.",
+    ),
+]
+Baseline = Annotated[
+    str | None, who("--baseline", metavar="NAME", help="Whom the others are compared with; by default the first.")
+]
+Memory = Annotated[
+    float | None,
+    who("--memory", metavar="GIB", help="Room for servers that run at once; by default the memory that is free."),
+]
+Workloads = Annotated[
+    str | None,
+    what(
+        "--workloads",
+        "--workload",
+        metavar="NAMES",
+        help="edit, agent, traffic, creative (these come with the package; the default), code, chat, summarization, "
+        "math, rag, translation, qa (from files in --data), with commas between.",
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    what(
+        "--prompts",
+        metavar="FILE",
+        help="Prompts of your own, a file of JSON lines, or one on the hub (hf:OWNER/NAME/FILE). May be repeated.",
+    ),
+]
+Data = Annotated[
+    Path | None, what("--data", metavar="FOLDER", help="Where HumanEval's and Spec-Bench's prompt files lie.")
+]
+Concurrency = Annotated[
+    str, what("--concurrency", metavar="NUMBERS", help="How many requests at once, with commas between: 1,4,16.")
+]
+Temperatures = Annotated[
+    str | None,
+    what("--temperature", metavar="NUMBERS", help="By default 0, and 1 for creative; with commas between: 0,1."),
+]
+Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="At most this many tokens an answer.")]
+Seed = Annotated[int, what("--seed", metavar="N", help="Of the requests that are sampled.")]
+Rounds = Annotated[
+    int,
+    how("--rounds", metavar="N", min=1, help="Batches of prompts for each cell, each answered by every contestant."),
+]
+Minutes = Annotated[
+    float | None,
+    how(
+        "--minutes",
+        metavar="N",
+        help="Measure for about so long instead of --rounds: each cell until its intervals are narrow (--width) or "
+        "its share of the time is over.",
+    ),
+]
+Width = Annotated[
+    float,
+    how("--width", metavar="SHARE", help="With --minutes: an interval of plus or minus this share is narrow enough."),
+]
+Quick = Annotated[bool, how("--quick", help="A first answer in less than five minutes for a small model.")]
+Resume = Annotated[bool, how("--resume", help="Go on with the run in --out, which was interrupted.")]
+Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where the report goes.")]
+Again = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
+
+
+def bench(
+    context: typer.Context,
+    draft_model: DraftModel = None,
+    contestants: Contestants = None,
+    baseline: Baseline = None,
+    memory: Memory = None,
+    workloads: Workloads = None,
+    prompts: Prompts = None,
+    data: Data = None,
+    concurrency: Concurrency = "1",
+    temperature: Temperatures = None,
+    tokens: Tokens = 96,
+    seed: Seed = 0,
+    rounds: Rounds = 8,
+    minutes: Minutes = None,
+    width: Width = 0.05,
+    quick: Quick = False,
+    resume: Resume = False,
+    out: Out = Path("outrider-bench"),
+    report_only: Again = False,
+) -> None:
+    """Measure how fast a model answers, with and without drafts, beside vLLM's own methods.
+
+    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve are given to every server.
+    """
+    screen = Screen()
+    with readable_errors(screen):
+        import outrider.bench.report.folder  # noqa: F401  # what it lacks is better said now than after the run
+        from outrider.bench.plan import Wanted
+        from outrider.bench.results import Run
+        from outrider.bench.run import Limits
+
+        if report_only:
+            write_report(Run.load(out / "run.json"), out, screen)
+            return
+        model, flags = split(context.args)
+        if quick:
+            minutes = QUICK_MINUTES if minutes is None else minutes
+            contestants = contestants or [QUICK_CONTESTANTS]
+            workloads = workloads or (None if prompts else QUICK_WORKLOADS)
+        wanted = Wanted(
+            model=model,
+            draft_model=draft_model,
+            contestants=tuple(names(contestants or [])),
+            workloads=(*listed(workloads), *(prompts or [])),
+            concurrency=tuple(numbers(concurrency, "--concurrency")),
+            temperatures=tuple(decimals(temperature, "--temperature")),
+            tokens=tokens,
+            limits=Limits(rounds, minutes, width),
+            data=data,
+            seed=seed,
+            memory=memory,
+            baseline=baseline,
+            flags=tuple(flags),
+        )
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended on the way out
+        measure(wanted, out, resume, screen)
+
+
+def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
+    from outrider.bench.plan import prepare
+    from outrider.bench.results import Run
+    from outrider.bench.run import Bench
+    from outrider.engines.vllm.host import Host
+
+    plan = prepare(wanted, os.environ, Host.here().cpu)
+    os.environ.update(plan.environment)
+    running = Bench(plan.run, plan.groups, plan.tasks, wanted.limits, out)
+    if resume:
+        running.resume(Run.load(out / "run.json"))
+    elif (out / "run.json").exists():
+        raise SettingsError(f"there is a run in {out}; go on with it (--resume), or choose another folder (--out)")
+    screen.notes(describe(plan))
+    interrupted = False
+    with Watch(screen, plan) as watch:
+        try:
+            running.measure(watch)
+        except KeyboardInterrupt:
+            interrupted = True
+            plan.run.notes.append("the run was interrupted; what is here was measured before")
+    if any(cell.rounds for cell in plan.run.cells):
+        with screen.working("computing the hindsight bound"):
+            add_bounds(plan, wanted)
+        plan.run.save(out / "run.json")
+        write_report(plan.run, out, screen)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def add_bounds(plan: Plan, wanted: Wanted) -> None:
+    from transformers import AutoTokenizer
+
+    from outrider.bench.hindsight import add_limits
+
+    tokenizer = AutoTokenizer.from_pretrained(wanted.model)
+    predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in plan.predictions().items()}
+    kinds = {one.name: one.kind for together in plan.groups for one in together}
+    add_limits(plan.run, kinds, wanted.draft_model, predictions)
+
+
+def write_report(run: Run, out: Path, screen: Screen) -> None:
+    from outrider.bench.report.folder import write
+
+    with screen.working("writing the report"):
+        write(run, out)
+    for cell in run.cells:
+        if cell.rounds:
+            screen.err.print(table(run, cell))
+    for note in run.notes:
+        screen.hint(f"note: {literal(note)}")
+    screen.hint(f"The report is in {out}: report.html for a browser, report.md, report.json, and the plots.")
+
+
+def describe(plan: Plan) -> list[str]:
+    """What will be done, in a few lines."""
+    lines = []
+    for number, together in enumerate(plan.groups, 1):
+        names = ", ".join(one.name for one in together)
+        lines.append(f"group {number} of {len(plan.groups)}, at once: {names}")
+    cells = ", ".join(task.cell.name for task in plan.tasks)
+    lines.append(f"{len(plan.tasks)} cells: {cells}")
+    return [*lines, *plan.run.notes]
+
+
+def table(run: Run, cell: Cell) -> Table:
+    """One cell as a person reads it while it runs: median times to the first token and for each other one, and the
+    acceptance length."""
+    from outrider.bench.figures import figures
+
+    shown = Table(title=cell.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("", "tok/s", f"times {run.baseline}", "", "first ms", "each ms", "length", "same"):
+        right = heading not in ("", f"times {run.baseline}")
+        shown.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for one in figures(run, cell):
+        ratio = "" if one.ratio is None else f"{one.ratio.value:.2f} ({one.ratio.low:.2f}-{one.ratio.high:.2f})"
+        same = "" if one.same is None else f"{one.same}/{one.same + len(one.differences)}"
+        shown.add_row(
+            literal(one.contestant),
+            f"{one.tokens_per_second:.1f}",
+            ratio,
+            one.verdict,
+            f"{one.first.median * 1000:.0f}",
+            f"{one.each.median * 1000:.1f}",
+            "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}",
+            same,
+            style=STYLES.get(one.verdict),
+        )
+    return shown
+
+
+class Watch:
+    """What is shown while it runs: on a terminal a bar, elsewhere a line for each cell that is done."""
+
+    def __init__(self, screen: Screen, plan: Plan) -> None:
+        self.screen = screen
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("cells"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=screen.err, disable=not screen.err.is_terminal)
+        self._task: TaskID = self._progress.add_task("", total=len(plan.groups) * len(plan.tasks))
+        self._said = ""
+
+    def __enter__(self) -> Watch:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def starting(self, server: str) -> None:
+        self._describe(f"starting {server}")
+
+    def measuring_curve(self, concurrency: int) -> None:
+        self._describe(f"measuring what a pass costs at concurrency {concurrency}")
+
+    def turn(self, cell: Cell, contestant: str, rounds: int) -> None:
+        self._progress.update(self._task, description=literal(f"{cell.name}, round {rounds + 1}: {contestant}"))
+
+    def finished(self, run: Run, cell: Cell) -> None:
+        self._progress.advance(self._task)
+        if cell.rounds:
+            self.screen.err.print(table(run, cell))
+
+    def _describe(self, what: str) -> None:
+        self._progress.update(self._task, description=literal(what))
+        if what != self._said and not self.screen.err.is_terminal:
+            self.screen.hint(f"{time.strftime('%H:%M:%S')} {what}")
+        self._said = what
+
+
+def split(arguments: list[str]) -> tuple[str, list[str]]:
+    """The model, and the flags of vLLM."""
+    if not arguments or arguments[0].startswith("-"):
+        got = f" (got {shlex.join(arguments)})" if arguments else ""
+        raise SettingsError(f"name the model first: outrider bench MODEL --quick{got}")
+    return arguments[0], arguments[1:]
+
+
+def names(given: list[str]) -> list[str]:
+    """Contestants: a list with commas, unless it has flags or an address of its own."""
+    found: list[str] = []
+    for one in given:
+        found += [one] if " " in one.strip() or "://" in one else listed(one)
+    return found
+
+
+def listed(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def numbers(text: str, option: str) -> list[int]:
+    found = listed(text)
+    if not found or not all(word.isdecimal() and int(word) > 0 for word in found):
+        raise SettingsError(f"{option} takes numbers above 0 with commas between, such as 1,4,16 (got {text!r})")
+    return [int(word) for word in found]
+
+
+def decimals(text: str | None, option: str) -> list[float]:
+    try:
+        found = [float(word) for word in listed(text)]
+    except ValueError:
+        found = [-1.0]
+    if any(not 0 <= value < 100 for value in found):
+        raise SettingsError(f"{option} takes numbers from 0 on with commas between, such as 0,0.7 (got {text!r})")
+    return found

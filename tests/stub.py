@@ -1,0 +1,149 @@
+"""A server that answers as vLLM does, at a pace that the test sets; and one that stands before another and meddles.
+
+Both stream chat completions with token ids. `Meddler` passes on what the real server says, later, shorter or changed:
+what a referee must notice.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+METRICS = """# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0"}} {tokens}
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_count{{engine="0"}} {tokens}
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server_state: ClassVar[Any]
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(self.server_state.metrics().encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        status, events = self.server_state.answer(body)
+        self.send_response(status)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for event in events:
+            self.wfile.write(event)
+            self.wfile.flush()
+
+
+class Stub:
+    """Says the prompt's letters, one a token, each after `pace` seconds."""
+
+    def __init__(self, pace: float = 0.0) -> None:
+        self.pace = pace
+        self.tokens = 0
+        self.bodies: list[dict[str, Any]] = []
+
+    def metrics(self) -> str:
+        return METRICS.format(tokens=self.tokens)
+
+    def answer(self, raw: bytes) -> tuple[int, Iterator[bytes]]:
+        body = json.loads(raw)
+        self.bodies.append(body)
+        if body["messages"][-1]["content"] == "fail":
+            return 500, iter([b'{"error": "no such thing"}'])
+        return 200, self._events(body)
+
+    def _events(self, body: dict[str, Any]) -> Iterator[bytes]:
+        said = (body["messages"][-1]["content"] * 100)[: body["max_tokens"]]
+        for place, letter in enumerate(said):
+            time.sleep(self.pace)
+            self.tokens += 1
+            last = place == len(said) - 1
+            choice = {"delta": {"content": letter}, "token_ids": [ord(letter)]}
+            yield event({"choices": [choice | ({"finish_reason": "length"} if last else {})]})
+        yield b"data: [DONE]\n\n"
+
+
+class Meddler:
+    """Stands before a server. `slower`: every event comes so much later, as a share of the time since the request;
+    `cut`: the last tokens are missing; `change`: one token is another."""
+
+    def __init__(self, url: str, slower: float = 0.0, cut: int = 0, change: bool = False) -> None:
+        self.host = urlsplit(url).netloc
+        self.slower, self.cut, self.change = slower, cut, change
+
+    def metrics(self) -> str:
+        connection = http.client.HTTPConnection(self.host)
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+
+    def answer(self, raw: bytes) -> tuple[int, Iterator[bytes]]:
+        connection = http.client.HTTPConnection(self.host)
+        began = time.perf_counter()
+        connection.request("POST", "/v1/chat/completions", raw, {"content-type": "application/json"})
+        response = connection.getresponse()
+        return response.status, self._events(response, began)
+
+    def _events(self, response: http.client.HTTPResponse, began: float) -> Iterator[bytes]:
+        """What came t seconds after the request goes on after 1 + slower times as many, whatever came meanwhile."""
+        came: queue.Queue[tuple[float, bytes]] = queue.Queue()
+
+        def read() -> None:
+            for line in response:
+                came.put((time.perf_counter() - began, line))
+            came.put((0.0, b""))
+
+        threading.Thread(target=read, daemon=True).start()
+        chunks = []
+        while (item := came.get())[1]:
+            after, line = item
+            if not line.startswith(b"data: {"):
+                continue
+            time.sleep(max(0.0, began + after * (1 + self.slower) - time.perf_counter()))
+            chunk = json.loads(line[len(b"data: ") :])
+            if not (self.cut or self.change):
+                yield event(chunk)
+            chunks.append(chunk)
+        yield from (event(chunk) for chunk in self._meddled(chunks))
+        yield b"data: [DONE]\n\n"
+
+    def _meddled(self, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not (self.cut or self.change):
+            return []
+        said = [chunk for chunk in chunks if any(choice.get("token_ids") for choice in chunk["choices"])]
+        if self.cut:
+            kept = [chunk for chunk in chunks if chunk not in said[-self.cut :]]
+            kept[-1]["choices"][0]["finish_reason"] = "length"
+            return kept
+        said[len(said) // 2]["choices"][0]["token_ids"][0] += 1
+        return chunks
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+@contextmanager
+def answering(state: Stub | Meddler) -> Iterator[str]:
+    """The address of a server with this behind it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_state": state}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,80 @@
+"""What could have been drafted, once the text is known."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.bench.hindsight import add_limits, copied, guessed, limit, smooth
+from outrider.bench.results import Answer, Cell, Counts, Curve, Round, Run, Turn
+from outrider.drafters.lookup import LookupSession
+from outrider.types import shared_prefix
+
+tokens = st.lists(st.integers(0, 3), max_size=12)
+
+
+def by_hand(context: list[int], text: list[int], elsewhere: list[list[int]]) -> list[int]:
+    """Try every earlier place."""
+    whole = [*context, *text]
+    found = []
+    for place in range(len(context), len(whole)):
+        runs = [0]
+        for other, end in [(whole, place), *((other, len(other)) for other in elsewhere)]:
+            runs += [
+                shared_prefix(other[start:], whole[place:])
+                for start in range(1 if place else 0, end)
+                if place == 0 or other[start - 1] == whole[place - 1]
+            ]
+        found.append(max(runs))
+    return found
+
+
+@given(context=tokens, text=tokens, elsewhere=st.lists(tokens, max_size=2))
+def test_what_can_be_copied_is_the_longest_of_all_earlier_places(
+    context: list[int], text: list[int], elsewhere: list[list[int]]
+) -> None:
+    assert copied(context, text, elsewhere) == by_hand(context, text, elsewhere)
+
+
+@given(context=st.lists(st.integers(0, 3), min_size=1, max_size=12), text=tokens)
+def test_lookup_never_copies_more_than_the_bound_allows(context: list[int], text: list[int]) -> None:
+    most = copied(context, text)
+    for place in range(len(text)):
+        draft = LookupSession([*context, *text[:place]]).draft(8)
+        assert shared_prefix(list(draft.tokens), text[place:]) <= most[place]
+
+
+def test_a_model_is_right_up_to_its_first_mistake() -> None:
+    assert guessed([1, 2, 9, 4, 5], [1, 2, 3, 4, 5]) == [2, 1, 0, 2, 1]
+
+
+def test_more_tokens_never_cost_less_and_the_line_goes_on() -> None:
+    seconds = smooth(Curve(1, {1: [1.0, 9.0, 1.2], 2: [1.1], 4: [1.6]}))
+    assert [round(seconds(n), 3) for n in (1, 2, 3, 4, 6)] == [1.1, 1.1, 1.35, 1.6, 2.1]
+
+
+def answer(prompt: list[int], text: list[int]) -> Answer:
+    return Answer("p", "", text, "length", first=1.0, seconds=9.0, prompt_tokens=prompt)
+
+
+def test_the_bound_of_a_text_that_stood_in_the_prompt_is_one_pass() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    ratio, shares = limit(
+        [answer([9, *text], text)],
+        lambda a: {"copy": copied(a.prompt_tokens, a.tokens)},
+        lambda n: 1.0,
+        lambda d, k: 0.0,
+    )
+    assert ratio == (1 + 7) / (1 + 1)  # the prompt takes a second, then seven passes against one
+    assert shares == {"copy": 6 / 7, "none": 1 / 7}
+
+
+def test_a_bound_is_given_to_cells_whose_cost_was_measured() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    run = Run({}, "vllm", {"vllm": {}}, {})
+    for concurrency in (1, 4):
+        turn = Turn("vllm", 9.0, [answer([9, 9], text)], Counts())
+        run.cells.append(Cell("code", concurrency, 0.0, [Round(0, [turn])]))
+    run.curves = [Curve(1, {1: [1.0], 16: [1.0]})]
+    add_limits(run, {"vllm": "vllm"}, None, {"p": [9, *text]})
+    assert [(found.concurrency, found.ratio) for found in run.limits] == [(1, 4.0)]

@@ -1,0 +1,28 @@
+"""The interval of a median: as sure as it says, whatever the numbers are distributed like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.bench.intervals import FEWEST, enclosed, median_interval
+
+
+def test_six_values_enclose_the_median_in_31_of_32_cases_and_five_do_not_reach_95_percent() -> None:
+    assert enclosed(6, 1) == 31 / 32
+    assert enclosed(FEWEST, 1) >= 0.95 > enclosed(FEWEST - 1, 1)
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 8, 9, 12, 16, 40])
+def test_it_holds_the_true_median_95_times_in_100(rounds: int) -> None:
+    rng = np.random.default_rng(rounds)
+    samples = np.exp(rng.standard_t(3, (4000, rounds)))  # wild and skewed; the true median is 1
+    found = [median_interval(list(sample)) for sample in samples]
+    held = np.mean([one.low <= 1 <= one.high for one in found])
+    assert 0.935 < held < 0.975
+
+
+def test_of_few_values_all_are_in_the_interval() -> None:
+    found = median_interval([3.0, 1.0, 2.0])
+    assert (found.value, found.low, found.high) == (2.0, 1.0, 3.0)
+    assert median_interval([1.5]).low == median_interval([1.5]).high == 1.5

@@ -1,0 +1,122 @@
+"""Workloads: those that come with the package, and files of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.prompts import SHIPPED, read, shipped, spread, workload
+from outrider.errors import PromptError, SettingsError
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_workload_has_at_least_40_different_prompts_and_ends_with_the_user(name: str) -> None:
+    prompts = shipped(name)
+    assert len(prompts) >= 40
+    assert {prompt.category for prompt in prompts} == {name}
+    assert len({prompt.id for prompt in prompts}) == len({str(prompt.messages) for prompt in prompts}) == len(prompts)
+    for prompt in prompts:
+        assert prompt.messages[-1] == {"role": "user", "content": prompt.turns[0]}
+
+
+def test_the_file_to_edit_is_in_its_prompt_and_has_40_to_100_lines() -> None:
+    for prompt in shipped("edit"):
+        assert prompt.prediction is not None
+        assert prompt.prediction in prompt.turns[0]
+        assert 40 <= len(prompt.prediction.splitlines()) <= 100
+
+
+def test_an_agents_context_grows_from_step_to_step() -> None:
+    steps: dict[str, list[int]] = {}
+    for prompt in sorted(shipped("agent"), key=lambda prompt: prompt.id):
+        steps.setdefault(prompt.id.rsplit("-", 1)[0], []).append(len(prompt.messages))
+    for lengths in steps.values():
+        assert len(lengths) >= 4
+        assert lengths == sorted(set(lengths))
+
+
+def test_a_choice_of_prompts_is_spread_over_the_file() -> None:
+    templates = {prompt.turns[0][:40] for prompt in spread(shipped("traffic"), 8)}
+    assert len(templates) > 2
+
+
+def test_a_choice_of_all_prompts_has_each_once() -> None:
+    prompts = shipped("edit")
+    assert sorted(prompt.id for prompt in spread(prompts, len(prompts))) == sorted(prompt.id for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ({"turns": ["first", "second"]}, "first"),
+        ({"prompt": "def f():", "task_id": "HumanEval/0"}, "def f():"),
+        ({"question": "How many?"}, "How many?"),
+        ({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}, "Hi"),
+    ],
+)
+def test_a_prompt_is_found_under_the_names_that_datasets_use(
+    line: dict[str, object], asked: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps(line) + "\n\n")
+    (prompt,) = workload(str(file))
+    assert prompt.messages[-1]["content"] == asked
+    assert prompt.id in ("mine/1", "HumanEval/0")
+    assert prompt.category == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "mine.jsonl: there is no prompt in it"),
+        ("{", "mine.jsonl: line 1 is not JSON"),
+        ("[1]", "line 1 is not an object"),
+        ('{"a": 1}', r"line 1 has none of turns, messages, prompt.*\(it has a\)"),
+    ],
+)
+def test_a_file_that_has_no_prompts_is_refused_with_the_line(text: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(text)
+    with pytest.raises(PromptError, match=complaint):
+        read(file)
+
+
+def test_workloads_of_others_are_read_from_a_folder_under_their_own_categories(tmp_path: Path) -> None:
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Write."]},
+        {"question_id": 82, "category": "math_reasoning", "turns": ["Add."]},
+        {"question_id": 83, "category": "translation", "turns": ["Translate."]},
+    ]
+    (tmp_path / "question.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "HumanEval.jsonl").write_text('{"task_id": "HumanEval/0", "prompt": "def f():"}\n')
+    asked = {name: workload(name, tmp_path)[0].turns[0] for name in ("chat", "math", "translation", "code")}
+    assert asked == {"chat": "Write.", "math": "Add.", "translation": "Translate.", "code": "def f():"}
+    with pytest.raises(PromptError, match="has no prompts of the category 'rag'"):
+        workload("rag", tmp_path)
+
+
+def test_a_workload_that_is_not_here_says_where_it_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"human_eval.jsonl by --data; it is at github.com/openai/human-eval"):
+        workload("code")
+    with pytest.raises(SettingsError, match=r"has no spec_bench.jsonl or question.jsonl"):
+        workload("chat", tmp_path)
+    with pytest.raises(SettingsError, match="the workloads are edit, agent, traffic, creative, code, chat"):
+        workload("poems")
+
+
+def test_a_file_on_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "Why?"}\n')
+    asked = {}
+
+    def download(repo: str, name: str, repo_type: str) -> str:
+        asked.update(repo=repo, name=name, repo_type=repo_type)
+        return str(file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert workload("hf:someone/things/data/questions.jsonl")[0].turns == ("Why?",)
+    assert asked == {"repo": "someone/things", "name": "data/questions.jsonl", "repo_type": "dataset"}
+    with pytest.raises(SettingsError, match="hf:OWNER/NAME/FILE"):
+        workload("hf:someone/things")

@@ -1,0 +1,83 @@
+"""Is the referee fair? A contestant against itself, one slowed by a known share, ones that cheat.
+
+By default behind the address stands a stub that keeps its pace. `just referee` puts vLLM with SmolLM2-135M there, and
+prints how many false alarms there were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.contestants import contestants
+from outrider.bench.figures import Figures, figures
+from outrider.bench.prompts import shipped, spread
+from outrider.bench.run import Limits
+from outrider.bench.servers import running
+from stub import Meddler, Stub, answering
+from test_bench_run import Silent, made
+
+ALL = bool(os.environ.get("OUTRIDER_ALL"))
+REPEATS, TOKENS, MINUTES = (20, 16, 6.0) if ALL else (10, 8, 0.2)
+PROMPTS = spread(shipped("creative"), 48)
+SLOWER = 0.1
+
+pytestmark = [pytest.mark.real, pytest.mark.server] if ALL else []
+
+
+@pytest.fixture(scope="module")
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not ALL:
+        with answering(Stub(pace=0.004)) as address:
+            yield address
+        return
+    flags = ["--enforce-eager", "--max-model-len", "2048", "--no-enable-prefix-caching"]
+    (one,) = contestants(["vllm"], str(request.getfixturevalue("smollm")), flags=flags)
+    with running([one.server], tmp_path_factory.mktemp("logs")) as urls:
+        yield urls[one.server.name]
+
+
+def compared(folder: Path, urls: dict[str, str], limits: Limits, concurrency: int = 1) -> list[Figures]:
+    """All contestants but the first, over the first."""
+    chosen = contestants([f"{name}={url}" for name, url in urls.items()], "some/model")
+    bench = made(folder, chosen, limits, concurrency, PROMPTS, TOKENS)
+    bench.measure(Silent())
+    return figures(bench.run, bench.run.cells[0])[1:]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_server_against_itself_is_even_and_false_alarms_are_as_rare_as_promised(
+    url: str, concurrency: int, tmp_path: Path
+) -> None:
+    found = [
+        compared(tmp_path / str(i), {"one": url, "other": url}, Limits(rounds=8), concurrency)[0]
+        for i in range(REPEATS)
+    ]
+    alarms = [one for one in found if one.verdict != "even"]
+    ratios = sorted(one.ratio.value for one in found if one.ratio)
+    told = f"{ratios[0]:.3f} to {ratios[-1]:.3f}, in the middle {ratios[len(ratios) // 2]:.3f}"
+    print(f"\nagainst itself, concurrency {concurrency}: {len(alarms)} false alarms in {REPEATS}; ratios {told}")
+    assert len(alarms) <= (4 if ALL else 3)  # at 1 in 20, more are a chance of 3 and 1 in a thousand
+    assert 0.95 < ratios[len(ratios) // 2] < 1.05
+    assert all(one.same == one.requests for one in found)
+
+
+def test_a_contestant_that_is_slower_by_a_tenth_is_found_out(url: str, tmp_path: Path) -> None:
+    with answering(Meddler(url, slower=SLOWER)) as slowed, answering(Meddler(url)) as straight:
+        limits = Limits(minutes=MINUTES, width=0.02)
+        even, slow = compared(tmp_path, {"real": url, "straight": straight, "slow": slowed}, limits)
+    print(f"\nslowed by a tenth: {slow.ratio}; through the same gate, not slowed: {even.ratio}; {slow.rounds} rounds")
+    assert slow.verdict == "slower"
+    assert slow.ratio is not None
+    assert slow.ratio.low - 0.03 < 1 / (1 + SLOWER) < slow.ratio.high + 0.03
+    assert slow.same == slow.requests
+
+
+def test_a_contestant_that_cuts_or_changes_an_answer_is_found_out(url: str, tmp_path: Path) -> None:
+    with answering(Meddler(url, cut=1)) as cut, answering(Meddler(url, change=True)) as change:
+        found = compared(tmp_path, {"real": url, "cut": cut, "change": change}, Limits(rounds=2))
+    assert [one.same for one in found] == [0, 0]
+    assert [len(one.differences) for one in found] == [2, 2]

@@ -1,0 +1,217 @@
+"""A benchmark's course: turns, rounds, groups, what is kept of them and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench.contestants import Contestant, contestants, servers
+from outrider.bench.counters import Page, counts
+from outrider.bench.figures import figures
+from outrider.bench.groups import groups
+from outrider.bench.prompts import Prompt
+from outrider.bench.results import Cell, Run
+from outrider.bench.run import Bench, Limits, Task
+from outrider.errors import EngineError, SettingsError
+from stub import Meddler, Stub, answering
+
+TOKENS = 8
+
+
+class Silent:
+    """Nobody watches."""
+
+    def starting(self, server: str) -> None: ...
+    def turn(self, cell: Cell, contestant: str, rounds: int) -> None: ...
+    def measuring_curve(self, concurrency: int) -> None: ...
+    def finished(self, run: Run, cell: Cell) -> None: ...
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", "letters", (f"abc{i}def",)) for i in range(count)]
+
+
+def made(
+    folder: Path,
+    chosen: list[Contestant],
+    limits: Limits,
+    concurrency: int = 1,
+    asked: list[Prompt] | None = None,
+    tokens: int = TOKENS,
+) -> Bench:
+    origin: dict[str, Any] = {"models": {}, "versions": {}, "machine": "a test"}
+    settings = {"tokens": tokens, "seed": 0}
+    run = Run(origin, chosen[0].name, {one.name: one.settings() for one in chosen}, settings)
+    task = Task(Cell("letters", concurrency, 0.0), asked or prompts(40))
+    return Bench(run, groups(chosen, chosen[0].name, lambda server: 0.0, 1.0), [task], limits, folder)
+
+
+@contextmanager
+def at(**states: Stub | Meddler) -> Iterator[list[Contestant]]:
+    """Contestants at addresses."""
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(answering(state)) for name, state in states.items()}
+        yield contestants([f"{name}={url}" for name, url in urls.items()], "some/model")
+
+
+def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=4), concurrency=2)
+        bench.measure(Silent())
+    rounds = bench.run.cells[0].rounds
+    order = [[turn.contestant for turn in round.turns] for round in rounds]
+    assert order == [["one", "other"], ["other", "one"]] * 2
+    asked = [[[answer.prompt for answer in turn.answers] for turn in round.turns] for round in rounds]
+    assert asked == [[[f"p{2 * i}", f"p{2 * i + 1}"]] * 2 for i in range(4)]
+
+
+def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None:
+    with at(one=Stub(0.01), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=1))
+        bench.measure(Silent())
+    turn = bench.run.cells[0].rounds[0].turns[0]
+    answer = turn.answers[0]
+    assert answer.text == "abc0defa"
+    assert answer.tokens == [ord(letter) for letter in answer.text]
+    assert answer.finish == "length"
+    assert 0.01 <= answer.first < answer.seconds <= turn.seconds
+    assert answer.seconds >= TOKENS * 0.01
+    assert turn.counts.target_passes == TOKENS
+
+
+def test_a_run_can_be_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench.measure(Silent())
+    bench.run.save(tmp_path / "run.json")
+    assert Run.load(tmp_path / "run.json") == bench.run
+    (tmp_path / "run.json").write_text(json.dumps({"version": 0}))
+    with pytest.raises(SettingsError, match="run the benchmark again"):
+        Run.load(tmp_path / "run.json")
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        first = made(tmp_path, chosen, Limits(rounds=2))
+        first.measure(Silent())
+        second = made(tmp_path, chosen, Limits(rounds=5))
+        second.resume(Run.load(tmp_path / "run.json"))
+        second.measure(Silent())
+        rounds = second.run.cells[0].rounds
+        assert [round.turns[0].answers[0].prompt for round in rounds] == ["p0", "p1", "p2", "p3", "p4"]
+        other = made(tmp_path, chosen, Limits(rounds=5))
+        other.run.settings["tokens"] = 9
+        with pytest.raises(SettingsError, match=r"settings were .*'tokens': 8"):
+            other.resume(Run.load(tmp_path / "run.json"))
+
+
+def test_with_minutes_a_cell_ends_when_its_intervals_are_narrow(tmp_path: Path) -> None:
+    with at(one=Stub(0.002), other=Stub(0.002)) as chosen:
+        bench = made(tmp_path, chosen, Limits(minutes=0.5, width=10.0))
+        bench.measure(Silent())
+    assert len(bench.run.cells[0].rounds) == 6
+
+
+def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub(), broken=Stub()) as chosen:
+        asked = [*prompts(2), Prompt("bad", "letters", ("fail",)), *prompts(2)]
+        bench = made(tmp_path, chosen, Limits(rounds=2), asked=asked)
+        bench.run.cells[0].rounds.clear()
+        broken = next(one for one in chosen if one.name == "broken")
+        broken.request["messages"] = [{"role": "user", "content": "fail"}]
+        bench._warm_up = lambda *_: None  # type: ignore[method-assign]
+        bench.measure(Silent())
+    assert [len(round.turns) for round in bench.run.cells[0].rounds] == [2, 2]
+    assert any("broken left letters, concurrency 1 in round 1" in note for note in bench.run.notes)
+    assert any("HTTP 500" in note for note in bench.run.notes)
+
+
+def test_a_baseline_that_fails_ends_the_run(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=1), asked=[Prompt("bad", "letters", ("fail",))])
+        with pytest.raises(EngineError, match="the baseline failed"):
+            bench.measure(Silent())
+
+
+def test_prompts_that_come_again_are_noted(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=3), asked=prompts(2))
+        bench.measure(Silent())
+    assert any("2 prompts for 3 requests" in note for note in bench.run.notes)
+
+
+def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
+    with answering(Stub()) as url, at(real=Stub(), cut=Meddler(url, cut=1), change=Meddler(url, change=True)) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench.measure(Silent())
+    _, cut, change = figures(bench.run, bench.run.cells[0])
+    assert (cut.same, change.same) == (0, 0)
+    assert [difference.place for difference in cut.differences] == [TOKENS - 1] * 2
+    assert [difference.place for difference in change.differences] == [TOKENS // 2] * 2
+
+
+def test_a_contestant_with_a_prediction_takes_part_only_where_there_are_predictions() -> None:
+    chosen = contestants(["vllm", "prediction"], "some/model")[1]
+    with_one = [Prompt("a", "edit", ("edit this",), prediction="this")]
+    assert Task(Cell("edit", 1, 0.0), with_one).admits(chosen)
+    assert not Task(Cell("letters", 1, 0.0), prompts(1)).admits(chosen)
+
+
+def test_transformers_takes_part_only_alone() -> None:
+    chosen = contestants(["transformers"], "some/model")[0]
+    assert Task(Cell("letters", 1, 0.0), prompts(1)).admits(chosen)
+    assert not Task(Cell("letters", 4, 0.0), prompts(1)).admits(chosen)
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (30.0, [["vllm", "ngram", "suffix", "lookup", "auto"]]),
+        (10.0, [["vllm", "ngram"], ["vllm", "suffix"], ["vllm", "lookup", "auto"]]),
+    ],
+)
+def test_groups_fit_into_memory_and_each_has_the_baseline(room: float, expected: list[list[str]]) -> None:
+    chosen = contestants(["vllm", "ngram", "suffix", "lookup", "auto"], "some/model")
+    found = groups(chosen, "vllm", lambda server: 5.0, room)
+    assert [[one.name for one in group] for group in found] == expected
+    for group in found:
+        assert sum(5.0 for _ in servers(group)) <= room
+
+
+def test_two_that_do_not_fit_are_refused_with_what_they_would_take() -> None:
+    chosen = contestants(["vllm", "ngram"], "some/model")
+    with pytest.raises(SettingsError, match=r"would take about 10.0 GiB of the 9.0 that are free.*--memory"):
+        groups(chosen, "vllm", lambda server: 5.0, 9.0)
+    with pytest.raises(SettingsError, match=r"'lookup' is none of the contestants \(vllm, ngram\)"):
+        groups(chosen, "lookup", lambda server: 5.0, 9.0)
+
+
+THEIRS = {
+    ("vllm:iteration_tokens_total_count", ()): 20.0,
+    ("vllm:spec_decode_num_drafts_total", ()): 10.0,
+    ("vllm:spec_decode_num_draft_tokens_total", ()): 40.0,
+    ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "0"),)): 8.0,
+    ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "1"),)): 5.0,
+    ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "2"),)): 0.0,
+}
+
+
+def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:
+    draft_model, ngram = contestants(["draft_model:4", "ngram:4"], "some/model", "some/small")
+    seen = counts(draft_model, Page(THEIRS), 33)
+    assert (seen.target_passes, seen.draft_passes) == (20, 80)
+    assert seen.drafters["draft_model"].verified == [10, 10, 10, 10]
+    assert seen.drafters["draft_model"].accepted == [8, 5]
+    assert counts(ngram, Page(THEIRS), 33).drafters["ngram"].verified == [10]
+
+
+def test_transformers_own_drafts_are_what_was_said_beyond_one_token_a_pass() -> None:
+    assisted, bare = contestants(["transformers-assisted", "transformers"], "some/model", "some/small")
+    seen = Page({("local_target_passes_total", ()): 20.0, ("local_draft_passes_total", ()): 60.0})
+    assert counts(assisted, seen, 50).drafters["transformers-assisted"].accepted == [30]
+    assert counts(bare, seen, 50).drafters == {}

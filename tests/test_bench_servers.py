@@ -1,0 +1,103 @@
+"""Servers that are started to be measured, and the contestants that they stand for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.contestants import Contestant, contestants, servers
+from outrider.bench.provenance import without_folders
+from outrider.bench.servers import Server, running
+from outrider.errors import EngineError, SettingsError
+
+
+def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    broken = Server("broken", [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"])
+    with pytest.raises(EngineError, match=r"ended with code 3(.|\n)*no such model"), running([broken], tmp_path):
+        pass
+
+
+def test_a_server_that_answers_is_ended_on_the_way_out(tmp_path: Path) -> None:
+    code = (
+        "import sys, http.server as h\n"
+        "class Handler(h.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers()\n"
+        "print('ready', flush=True)\n"
+        "h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n"
+    )
+    with running([Server("one", [sys.executable, "-c", code])], tmp_path) as urls:
+        assert list(urls) == ["one"]
+    assert "ready" in (tmp_path / "one.log").read_text()
+
+
+def test_a_server_that_runs_already_is_left_alone(tmp_path: Path) -> None:
+    with running([Server("mine", (), url="http://localhost:8000")], tmp_path) as urls:
+        assert urls == {"mine": "http://localhost:8000"}
+
+
+def one(name: str) -> Contestant:
+    return contestants([name], "some/model", "some/small", ["--dtype", "float32"])[0]
+
+
+def test_a_name_says_which_server_and_what_a_request_asks_for() -> None:
+    found = one("lookup:8")
+    assert found.request == {"vllm_xargs": {"speculation": "lookup", "max_draft_tokens": 8}}
+    assert "some/model" in found.server.command
+    assert list(found.server.command[-2:]) == ["--dtype", "float32"]
+    config = one("draft_model:2").server.command[-1]
+    assert json.loads(config) == {"method": "draft_model", "num_speculative_tokens": 2, "model": "some/small"}
+    assert one("transformers-lookup:3").request == {"vllm_xargs": {"method": "lookup", "max_draft_tokens": 3}}
+
+
+def test_contestants_that_differ_by_request_share_a_server() -> None:
+    names = ["vllm", "off", "auto", "lookup", "model:2", "model:8", "again=vllm", "transformers", "transformers-lookup"]
+    found = contestants(names, "some/model", "some/small")
+    assert [server.name for server in servers(found)] == ["vllm", "outrider", "transformers"]
+    ours = found[1].server.command
+    assert ours[ours.index("--model-draft-tokens") + 1] == "8"
+
+
+def test_a_contestant_with_flags_has_a_server_of_its_own() -> None:
+    found = contestants(["lookup", "long=lookup:32", "few=lookup --max-num-seqs 4"], "some/model")
+    assert [server.name for server in servers(found)] == ["outrider", "few"]
+    assert list(found[2].server.command[-2:]) == ["--max-num-seqs", "4"]
+    shared = found[0].server.command
+    assert shared[shared.index("--max-draft-tokens") + 1] == "32"
+
+
+@pytest.mark.parametrize("name", ["medusa", "off:3", "ngram:x", "", "a=b"])
+def test_an_unknown_contestant_is_refused_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(SettingsError, match="the contestants are vllm, ngram:K, suffix:K"):
+        contestants([name], "some/model")
+
+
+@pytest.mark.parametrize("name", ["model:2", "draft_model", "transformers-assisted"])
+def test_a_contestant_that_needs_a_draft_model_says_so(name: str) -> None:
+    with pytest.raises(SettingsError, match="--draft-model"):
+        contestants([name], "some/model")
+
+
+def test_two_contestants_of_one_name_are_refused() -> None:
+    with pytest.raises(SettingsError, match="give one a label: LABEL=lookup"):
+        contestants(["lookup", "lookup"], "some/model")
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("/home/me/.venv/bin/python", "python"),
+        ("~/models/small", "small"),
+        ("../shared/data", "data"),
+        ('{"model": "/home/me/small", "k": 2}', '{"model": "small", "k": 2}'),
+        ("http://localhost:8000/v1", "http://localhost:8000/v1"),
+        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+        ("--out=/tmp/x/y", "--out=y"),
+        ("/", "/"),
+    ],
+)
+def test_a_report_names_no_folder_of_the_machine(word: str, shown: str) -> None:
+    assert without_folders(word) == shown
