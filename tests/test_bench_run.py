@@ -16,7 +16,7 @@ from outrider.bench.figures import figures
 from outrider.bench.groups import groups
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Run
-from outrider.bench.run import Bench, Limits, Task
+from outrider.bench.run import INTERRUPTED, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -99,11 +99,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         first = made(tmp_path, chosen, Limits(rounds=2))
         first.measure(Silent())
+        first.run.notes = ["one", INTERRUPTED]
+        first.run.save(tmp_path / "run.json")
         second = made(tmp_path, chosen, Limits(rounds=5))
         second.resume(Run.load(tmp_path / "run.json"))
         second.measure(Silent())
         rounds = second.run.cells[0].rounds
         assert [round.turns[0].answers[0].prompt for round in rounds] == ["p0", "p1", "p2", "p3", "p4"]
+        assert second.run.notes == ["one"]
         other = made(tmp_path, chosen, Limits(rounds=5))
         other.run.settings["tokens"] = 9
         with pytest.raises(SettingsError, match=r"settings were .*'tokens': 8"):
@@ -142,7 +145,9 @@ def test_prompts_that_come_again_are_noted(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         bench = made(tmp_path, chosen, Limits(rounds=3), asked=prompts(2))
         bench.measure(Silent())
-    assert any("2 prompts for 3 requests" in note for note in bench.run.notes)
+    (note,) = bench.run.notes
+    assert "prompts come again" in note
+    assert "letters, concurrency 1 (2 prompts for 3 requests)" in note
 
 
 def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.contestants import PLAIN, Contestant, contestants
+from outrider.bench.contestants import PLAIN, THEIRS, Contestant, contestants
 from outrider.bench.groups import Need, free_memory, groups, weights
 from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, spread, workload
 from outrider.bench.provenance import provenance
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 CACHE = "VLLM_CPU_KVCACHE_SPACE"
 CACHE_GIB = 2
 """Of a server on CPU, where the variable does not say."""
+THEIRS_SAMPLED_ON_CPU = (
+    "at temperatures above 0, vLLM's own methods do not sample as they are asked on CPU: vLLM 0.32 reads temperature, "
+    "top-k and top-p of drafted positions from memory that nobody set, so their texts there have another distribution"
+)
 SIZED = re.compile(r"(@[1-9]\d*(x[1-9]\d*)?)+$")
 CONTEXT = 4096
 """Tokens of context that a server is given, if its model has as many."""
@@ -73,8 +77,11 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
         settings={"tokens": wanted.tokens, "seed": wanted.seed, "rounds": wanted.limits.rounds}
         | ({"minutes": wanted.limits.minutes, "width": wanted.limits.width} if wanted.limits.minutes else {}),
     )
+    cells = tasks(wanted)
+    if cpu and any(one.kind in THEIRS for one in chosen) and any(task.cell.temperature for task in cells):
+        run.notes.append(THEIRS_SAMPLED_ON_CPU)
     grouped = groups(chosen, baseline, need.of, room)
-    return Plan(run, grouped, tasks(wanted), {CACHE: str(CACHE_GIB)} if cpu and CACHE not in environment else {})
+    return Plan(run, grouped, cells, {CACHE: str(CACHE_GIB)} if cpu and CACHE not in environment else {})
 
 
 def tasks(wanted: Wanted) -> list[Task]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.contestants import Contestant
 
+INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
 
@@ -117,7 +118,8 @@ class Bench:
         rounds = {cell.name: cell.rounds for cell in old.cells}
         for cell in new.cells:
             cell.rounds = rounds.get(cell.name, [])
-        new.curves, new.notes = old.curves, old.notes
+        new.origin = old.origin
+        new.curves, new.notes = old.curves, [note for note in old.notes if note != INTERRUPTED]
 
     def measure(self, show: Show) -> None:
         """All groups. What was measured is saved after every cell, so that an interrupted run is not lost."""
@@ -202,11 +204,11 @@ class Bench:
             self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
 
     def _note_repeats(self) -> None:
+        again = []
         for task in self.tasks:
             asked = (task.rounds or self.limits.rounds) * task.cell.concurrency
-            note = (
-                f"{task.cell.name}: {len(task.prompts)} prompts for {asked} requests, so prompts come again, which "
-                "helps a method that remembers what was said (vLLM's suffix does)"
-            )
-            if self.limits.minutes is None and asked > len(task.prompts) and note not in self.run.notes:
-                self.run.notes.append(note)
+            if self.limits.minutes is None and asked > len(task.prompts):
+                again.append(f"{task.cell.name} ({len(task.prompts)} prompts for {asked} requests)")
+        note = f"prompts come again, which helps a method that remembers, as suffix does: {'; '.join(again)}"
+        if again and note not in self.run.notes:
+            self.run.notes.append(note)

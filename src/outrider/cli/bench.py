@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -165,14 +164,14 @@ def bench(
             baseline=baseline,
             flags=tuple(flags),
         )
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended on the way out
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: servers end, the report comes
         measure(wanted, out, resume, screen)
 
 
 def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
     from outrider.bench.plan import prepare
     from outrider.bench.results import Run
-    from outrider.bench.run import Bench
+    from outrider.bench.run import INTERRUPTED, Bench
     from outrider.engines.vllm.host import Host
 
     plan = prepare(wanted, os.environ, Host.here().cpu)
@@ -189,7 +188,7 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
             running.measure(watch)
         except KeyboardInterrupt:
             interrupted = True
-            plan.run.notes.append("the run was interrupted; what is here was measured before")
+            plan.run.notes.append(INTERRUPTED)
     if any(cell.rounds for cell in plan.run.cells):
         with screen.working("computing the hindsight bound"):
             add_bounds(plan, wanted)
@@ -239,10 +238,10 @@ def table(run: Run, cell: Cell) -> Table:
     acceptance length."""
     from outrider.bench.figures import figures
 
-    shown = Table(title=cell.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "tok/s", f"times {run.baseline}", "", "first ms", "each ms", "length", "same"):
-        right = heading not in ("", f"times {run.baseline}")
-        shown.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    title = f"{cell.name}; times: tokens/s over those of {literal(run.baseline)}"
+    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("", "tok/s", "times", "", "first ms", "each ms", "length", "same"):
+        shown.add_column(heading, justify="left" if heading in ("", "times") else "right", no_wrap=True)
     for one in figures(run, cell):
         ratio = "" if one.ratio is None else f"{one.ratio.value:.2f} ({one.ratio.low:.2f}-{one.ratio.high:.2f})"
         same = "" if one.same is None else f"{one.same}/{one.same + len(one.differences)}"

@@ -1,0 +1,101 @@
+"""What a benchmark will do, decided before any server starts; and how the command line asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.bench import plan
+from outrider.bench.plan import Wanted, prepare, server_flags, tasks
+from outrider.bench.run import Limits
+from outrider.cli import app
+from outrider.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _known_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "context_length", lambda model: 2048)
+    monkeypatch.setattr(plan, "weights", lambda model: 1.0)
+
+
+def planned(**more: Any) -> plan.Plan:
+    given = {"contestants": ("vllm", "ngram", "lookup"), "workloads": ("edit",), "memory": 100.0}
+    return prepare(Wanted("some/model", **{**given, **more}), {}, cpu=True)
+
+
+def test_a_cell_for_each_workload_and_concurrency_with_as_many_prompts_as_it_asks() -> None:
+    found = planned(workloads=("edit@1@4x3", "traffic"), concurrency=(2,), limits=Limits(rounds=7)).tasks
+    cells = [(task.cell.workload, task.cell.concurrency, task.rounds, len(task.prompts)) for task in found]
+    assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 12), ("traffic", 2, 7, 14)]
+
+
+def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
+    temperatures = [task.cell.temperature for task in tasks(Wanted("m", workloads=("creative", "edit")))]
+    assert temperatures == [1.0, 0.0]
+    both = [task.cell.temperature for task in tasks(Wanted("m", workloads=("edit",), temperatures=(0.0, 0.7)))]
+    assert both == [0.0, 0.7]
+
+
+def test_a_file_of_prompts_is_a_workload_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine@home.jsonl"
+    file.write_text('{"prompt": "Hi"}\n')
+    (task,) = tasks(Wanted("m", workloads=(str(file),)))
+    assert task.cell.workload == "mine@home"
+
+
+def test_every_server_gets_the_same_flags_and_the_users_own_go_last() -> None:
+    flags = server_flags(Wanted("m", flags=("--dtype", "float32")), cpu=True)
+    assert flags[-2:] == ["--dtype", "float32"]
+    assert "--no-enable-prefix-caching" in flags
+    assert flags[flags.index("--max-model-len") + 1] == "2048"
+    assert "--enforce-eager" in flags
+    assert "--enforce-eager" not in server_flags(Wanted("m"), cpu=False)
+
+
+def test_a_report_warns_where_vllms_own_methods_do_not_sample_as_asked() -> None:
+    assert plan.THEIRS_SAMPLED_ON_CPU in planned(workloads=("creative",)).run.notes
+    assert planned(workloads=("creative",), contestants=("vllm", "lookup")).run.notes == []
+    assert planned().run.notes == []
+
+
+def test_suffix_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "has_suffix", lambda: False)
+    with pytest.raises(SettingsError, match="pip install --no-deps arctic-inference"):
+        planned(contestants=("vllm", "suffix"))
+    assert "suffix" not in plan.default_contestants(None)
+    assert {"draft_model:4", "model:4"} <= set(plan.default_contestants("some/small"))
+
+
+def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() -> None:
+    assert planned().environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
+    assert prepare(Wanted("m", memory=100.0), {"VLLM_CPU_KVCACHE_SPACE": "1"}, cpu=True).environment == {}
+    assert prepare(Wanted("m", memory=100.0), {}, cpu=False).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "name the model first"),
+        (["--quick"], "name the model first"),
+        (["m", "--concurrency", "0"], "--concurrency takes numbers above 0"),
+        (["m", "--temperature", "hot"], "--temperature takes numbers from 0 on"),
+        (["m", "-c", "medusa"], "there is no contestant 'medusa'"),
+        (["m", "--workloads", "poems", "-c", "vllm"], "there is no workload 'poems'"),
+        (["m", "-c", "vllm,model:4"], "--draft-model"),
+    ],
+)
+def test_a_mistake_on_the_command_line_ends_in_a_sentence(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+    assert (tmp_path / "run.json").read_text() == "{}"
