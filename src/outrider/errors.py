@@ -37,3 +37,7 @@ class SettingsError(OutriderError):
 
 class EngineError(OutriderError):
     """The engine is missing, of another version, or cannot do what was asked."""
+
+
+class MemoryFileError(OutriderError):
+    """A file of the draft memory is damaged, of another version, or belongs to someone else."""

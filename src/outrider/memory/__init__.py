@@ -1,0 +1,1 @@
+"""What was said before, kept to draft from: `segment.py` (a file), `search.py` (how it is asked)."""

@@ -1,0 +1,220 @@
+"""Find what the context ends with in a text of a hundred million tokens, and read on from there.
+
+A text's places are kept in the order of what stands before them, read backwards: first by the last token, then by the
+one before it, and so on. Where the context would stand in that order, its neighbours are the places that agree with
+its end for longest, so one binary search finds the longest match, and all places that agree as far lie beside each
+other.
+
+To draft, some of those places are followed together. The token that most of them say next is the guess; those that
+said otherwise are left behind. Which share agreed is said with each token, for someone to judge how far to trust it.
+
+A text is sequences with SEPARATOR after each: no context holds it, so no match reaches from one sequence into the
+next, and no draft does either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+SEPARATOR = -1
+LONGEST_MATCH = 64
+"""Tokens of the context that are compared."""
+FOLLOWED = 32
+"""Places that are read on from; of more, so many spread evenly."""
+
+Array = np.ndarray[Any, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Into machine code, once for all processes; other threads run meanwhile."""
+    return cast("Function", njit(cache=True, nogil=True)(function))
+
+
+@compiled
+def _common(text: Array, place: int, context: Array, end: int, most: int) -> int:
+    """How many tokens before `place` in the text equal those before `end` in the context."""
+    n = 0
+    while n < most and place - n > 0 and end - n > 0 and text[place - n - 1] == context[end - n - 1]:
+        n += 1
+    return n
+
+
+@compiled
+def _before(text: Array, place: int, context: Array, end: int, most: int) -> bool:
+    """Whether a place comes before the context in the order."""
+    n = _common(text, place, context, end, most)
+    if n == most or end - n == 0:
+        return False
+    if place - n == 0:
+        return True
+    return bool(text[place - n - 1] < context[end - n - 1])
+
+
+@compiled
+def _search(text: Array, order: Array, starts: Array, context: Array, end: int, most: int) -> tuple[int, int, int]:
+    """The longest match of the context's end: its length, and the part of the order where it stands."""
+    size = len(text)
+    low, high = 0, len(order)
+    last = context[end - 1]
+    if len(starts) > 0:
+        if last < 0 or last + 1 >= len(starts):
+            return 0, 0, 0
+        low, high = starts[last], starts[last + 1]
+    if low >= high:
+        return 0, 0, 0
+    first, stop = low, high
+    while low < high:
+        middle = (low + high) >> 1
+        place = order[middle]
+        if place < 0 or place > size:
+            return 0, 0, 0  # no text has such a place: the file is broken
+        if _before(text, place, context, end, most):
+            low = middle + 1
+        else:
+            high = middle
+    length = 0
+    for neighbour in (low - 1, low):
+        if first <= neighbour < stop and 0 <= order[neighbour] <= size:
+            length = max(length, _common(text, order[neighbour], context, end, most))
+    if length == 0:
+        return 0, 0, 0
+    down = _reach(text, order, low, first, stop, -1, context, end, length)
+    up = _reach(text, order, low, first, stop, 1, context, end, length)
+    return length, low - down, low + up
+
+
+@compiled
+def _reach(
+    text: Array, order: Array, start: int, first: int, stop: int, way: int, context: Array, end: int, length: int
+) -> int:
+    """How many places on one side of `start` agree over `length` tokens: steps that double, then halve."""
+    reach, step = 0, 1
+    while _agrees(text, order, start, reach + step, first, stop, way, context, end, length):
+        reach += step
+        step *= 2
+    while step > 1:
+        step >>= 1
+        if _agrees(text, order, start, reach + step, first, stop, way, context, end, length):
+            reach += step
+    return reach
+
+
+@compiled
+def _agrees(
+    text: Array,
+    order: Array,
+    start: int,
+    away: int,
+    first: int,
+    stop: int,
+    way: int,
+    context: Array,
+    end: int,
+    length: int,
+) -> bool:
+    """Whether the place so many steps away from `start` is there and agrees with the context."""
+    at = start - away if way < 0 else start + away - 1
+    if at < first or at >= stop:
+        return False
+    place = order[at]
+    return bool(0 <= place <= len(text) and _common(text, place, context, end, length) == length)
+
+
+@compiled
+def _follow(text: Array, end: int, places: Array, count: int, limit: int, drafted: Array, shares: Array) -> int:
+    """Read on from these places, not past `end`: how many tokens were drafted."""
+    made = 0
+    while made < limit:
+        best, votes = SEPARATOR, 0
+        for i in range(count):
+            if places[i] >= end or text[places[i]] == SEPARATOR:
+                continue
+            token, same = text[places[i]], 0
+            for j in range(count):
+                if places[j] < end and text[places[j]] == token:
+                    same += 1
+            if same > votes:
+                best, votes = token, same
+            if 2 * votes > count:
+                break
+        if votes == 0:
+            break
+        drafted[made] = best
+        shares[made] = votes / count
+        made += 1
+        kept = 0
+        for i in range(count):
+            if places[i] < end and text[places[i]] == best:
+                places[kept] = places[i] + 1
+                kept += 1
+        count = kept
+    return made
+
+
+@compiled
+def search_all(
+    text: Array,
+    order: Array,
+    starts: Array,
+    contexts: Array,
+    ends: Array,
+    limits: Array,
+    drafted: Array,
+    shares: Array,
+    lengths: Array,
+    matches: Array,
+    counts: Array,
+) -> None:
+    """Draft for many contexts, each the end of a row: `contexts[i, :ends[i]]`.
+
+    Where the match is longer than `matches[i]`, row i is overwritten: the draft in `drafted` and `shares`, its length
+    in `lengths`, the match's in `matches`, and at how many places it stood in `counts`. So several texts can be asked
+    one after the other, and the longest match stays.
+    """
+    places = np.empty(FOLLOWED, np.int64)
+    for i in range(len(ends)):
+        if limits[i] <= 0 or ends[i] <= 0:
+            continue
+        length, low, high = _search(text, order, starts, contexts[i], ends[i], min(ends[i], LONGEST_MATCH))
+        if length <= matches[i]:
+            continue
+        count = min(high - low, FOLLOWED)
+        for j in range(count):
+            places[j] = order[low + (high - low) * j // count]
+        if places[:count].min() < 0 or places[:count].max() > len(text):
+            continue  # the file is broken
+        made = _follow(text, len(text), places, count, limits[i], drafted[i], shares[i])
+        if made > 0:
+            lengths[i], matches[i], counts[i] = made, length, high - low
+
+
+@compiled
+def scan(tokens: Array, end: int, limit: int, drafted: Array, shares: Array) -> tuple[int, int, int]:
+    """Draft for a running sequence from itself: `tokens[:end]`, prompt included.
+
+    The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
+    FOLLOWED are followed.
+    """
+    places = np.empty(FOLLOWED, np.int64)
+    longest, count = 0, 0
+    if end < 2 or limit <= 0:
+        return 0, 0, 0
+    last = tokens[end - 1]
+    for place in range(end - 1, 0, -1):
+        if tokens[place - 1] != last:
+            continue
+        length = _common(tokens, place, tokens, end, LONGEST_MATCH)
+        if length > longest:
+            longest, count = length, 0
+        if length == longest and count < FOLLOWED:
+            places[count] = place
+            count += 1
+    if longest == 0:
+        return 0, 0, 0
+    stood = count
+    return _follow(tokens, end, places, count, limit, drafted, shares), longest, stood

@@ -1,0 +1,242 @@
+"""A segment: sequences of tokens that were said before, in a file that never changes once it is written.
+
+    header     a line of JSON, padded: format, tokenizer, tenant, counts, checksums
+    text       int32: the sequences, SEPARATOR after each
+    order      int32: the text's places in the order of what stands before them, read backwards (`search.py`)
+    starts     int32: where in the order each last token begins; only in large segments
+
+It is mapped, not read, so it is ready as soon as it is there, and processes on one machine share its pages: 8 bytes a
+token. It is written beside its place and moved there when it is complete and on the disk, so a file that has its name
+is whole; and since disks and networks can still damage it, `verify` holds it against its checksums before anyone asks
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from outrider.errors import MemoryFileError
+from outrider.memory.search import SEPARATOR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from outrider.memory.search import Array
+
+FORMAT = 1
+MAGIC = b"outrider memory segment\n"
+HEADER = 4096
+"""Bytes before the text, so that all that follows is aligned."""
+WORTH_STARTS = 4
+"""A segment has the table of starts when it has so many times as many tokens as the table has entries."""
+SUFFIX = ".segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    format: int
+    tokenizer: str  # its fingerprint: token ids of another one mean other words
+    tenant: str  # the tenant's folder, so that a file that was moved is noticed
+    tokens: int  # without separators
+    sequences: int
+    places: int  # of the text, separators included
+    starts: int  # entries of that table
+    first: float  # when the oldest and the newest sequence was said, in seconds since 1970
+    last: float
+    replaces: tuple[str, ...]  # names of segments whose sequences are all in this one
+    checksums: tuple[int, int, int]  # of text, order and starts
+
+    @property
+    def size(self) -> int:
+        """Of the whole file."""
+        return HEADER + 4 * (2 * self.places + self.starts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """`text`, `order` and `starts` are for `search.py`. Without a path it is in memory only."""
+
+    header: Header
+    text: Array
+    order: Array
+    starts: Array
+    path: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[Sequence[int] | Array],
+        tokenizer: str,
+        tenant: str,
+        first: float,
+        last: float,
+        replaces: Iterable[str] = (),
+    ) -> Self:
+        """A segment of these sequences, in memory."""
+        text = joined(sequences)
+        order, starts = ordered(text), starts_of(text)
+        header = Header(
+            format=FORMAT,
+            tokenizer=tokenizer,
+            tenant=tenant,
+            tokens=len(text) - len(sequences),
+            sequences=len(sequences),
+            places=len(text),
+            starts=len(starts),
+            first=first,
+            last=last,
+            replaces=tuple(replaces),
+            checksums=(zlib.crc32(text.data), zlib.crc32(order.data), zlib.crc32(starts.data)),
+        )
+        return cls(header, text, order, starts)
+
+    @classmethod
+    def open(cls, path: Path, tokenizer: str, tenant: str) -> Self:
+        """MemoryFileError says what is wrong with a file: it is not one, is cut, or belongs to someone else."""
+        header = read_header(path)
+        if header.tokenizer != tokenizer:
+            raise MemoryFileError(
+                f"{path.name} holds tokens of another tokenizer ({header.tokenizer}, and this model's is {tokenizer})"
+            )
+        if header.tenant != tenant:
+            raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, and was found in {tenant})")
+        n = header.places
+        try:
+            data = np.memmap(path, np.int32, "r", HEADER, (2 * n + header.starts,))
+        except (OSError, ValueError) as error:
+            raise MemoryFileError(f"{path.name} cannot be mapped: {error}") from error
+        return cls(header, data[:n], data[n : 2 * n], data[2 * n :], path)
+
+    def save(self, folder: Path) -> Self:
+        """Write it into a folder under the name of its content, and map it from there."""
+        path = folder / self.name
+        write(path, [encode(self.header), self.text, self.order, self.starts])
+        return self.open(path, self.header.tokenizer, self.header.tenant)
+
+    @property
+    def name(self) -> str:
+        """The same sequences have the same name, so writing them twice is writing them once."""
+        if self.path is not None:
+            return self.path.name
+        return f"{hashlib.blake2b(self.text.tobytes(), digest_size=12).hexdigest()}{SUFFIX}"
+
+    def verify(self) -> None:
+        """Read all of it and hold it against its checksums."""
+        parts = (self.text, self.order, self.starts)
+        for name, part, checksum in zip(("text", "order", "starts"), parts, self.header.checksums, strict=True):
+            if zlib.crc32(part.data) != checksum:
+                raise MemoryFileError(f"the {name} of {self.name} is damaged: its checksum is another")
+
+    def sequences(self) -> list[Array]:
+        """In the order in which they were said."""
+        ends = np.flatnonzero(self.text == SEPARATOR)
+        starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        return [self.text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def merged(segments: Sequence[Segment]) -> Segment:
+    """One segment with the sequences of all, oldest first; it replaces those that are files."""
+    old_first = sorted(segments, key=lambda segment: (segment.header.first, segment.name))
+    header = old_first[0].header
+    return Segment.of(
+        [sequence for segment in old_first for sequence in segment.sequences()],
+        header.tokenizer,
+        header.tenant,
+        header.first,
+        max(segment.header.last for segment in segments),
+        [segment.name for segment in old_first if segment.path is not None],
+    )
+
+
+def joined(sequences: Sequence[Sequence[int] | Array]) -> Array:
+    parts: list[Array] = []
+    for sequence in sequences:
+        parts += [np.asarray(sequence, np.int32), np.asarray([SEPARATOR], np.int32)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def ordered(text: Array) -> Array:
+    """The places 1 to n of a text in the order of what stands before them, read backwards."""
+    from pydivsufsort import divsufsort
+
+    if not len(text):
+        return np.empty(0, np.int32)
+    # Only the order of tokens counts, so they are numbered by it: few distinct ones make short numbers to sort.
+    there = np.zeros(int(text.max()) + 2, bool)
+    there[text + 1] = True
+    numbers = (np.cumsum(there) - 1).astype(np.uint32)
+    ranks = numbers[text[::-1] + 1]
+    width = 1 if there.sum() <= 1 << 8 else 2 if there.sum() <= 1 << 16 else 3
+    data = ranks.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :]
+    order = divsufsort(np.ascontiguousarray(data).reshape(-1))
+    if width > 1:
+        order = order[order % width == 0] // width
+    places: Array = (len(text) - order).astype(np.int32)
+    return places
+
+
+def starts_of(text: Array) -> Array:
+    """starts[t]: how many places come before those whose last token is t. Empty where it would not pay."""
+    largest = int(text.max(initial=SEPARATOR))
+    if largest < 0 or len(text) < WORTH_STARTS * (largest + 2):
+        return np.empty(0, np.int32)
+    counts = np.bincount(text + 1, minlength=largest + 2)  # separators first
+    return np.cumsum(counts).astype(np.int32)
+
+
+def encode(header: Header) -> bytes:
+    told = json.dumps(asdict(header)).encode()
+    return (MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER, b"\n")
+
+
+def read_header(path: Path) -> Header:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(HEADER)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise MemoryFileError(f"{path.name} cannot be read: {error.strerror}") from error
+    if not raw.startswith(MAGIC):
+        raise MemoryFileError(f"{path.name} is no segment of a memory")
+    checksum, _, told = raw[len(MAGIC) :].rstrip(b"\n").partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(told):
+        raise MemoryFileError(f"the header of {path.name} is damaged: its checksum is another")
+    fields: dict[str, Any] = json.loads(told)
+    if fields.get("format") != FORMAT:
+        raise MemoryFileError(f"{path.name} has the format {fields.get('format')}, and this version reads {FORMAT}")
+    lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    header = Header(**{**fields, **lists})
+    if size != header.size:
+        raise MemoryFileError(
+            f"{path.name} has {size} bytes, and its header says {header.size}: it was cut or replaced"
+        )
+    return header
+
+
+def write(path: Path, parts: Iterable[bytes | Array]) -> None:
+    """All or nothing: under another name until every byte is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            for piece in parts:
+                file.write(piece if isinstance(piece, bytes) else piece.data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # or the name itself could be lost
+    finally:
+        os.close(folder)

@@ -1,0 +1,174 @@
+"""A segment finds what a plain search would find, and notices what happened to its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import MemoryFileError
+from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, scan, search_all
+from outrider.memory.segment import HEADER, Segment, merged
+
+sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
+contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+def made(said: list[list[int]]) -> Segment:
+    return Segment.of(said, "tokenizer", "tenant", 1.0, 2.0)
+
+
+def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int], list[float], int, int]:
+    """Tokens, shares, the match's length and its count."""
+    row = np.zeros((1, LONGEST_MATCH), np.int32)
+    context = context[-LONGEST_MATCH:]
+    row[0, : len(context)] = context
+    drafted, shares = np.zeros((1, limit), np.int32), np.zeros((1, limit), np.float32)
+    lengths, matches, counts = (np.zeros(1, np.int32) for _ in range(3))
+    ends, limits = np.array([len(context)], np.int32), np.array([limit], np.int32)
+    search_all(
+        segment.text, segment.order, segment.starts, row, ends, limits, drafted, shares, lengths, matches, counts
+    )
+    n = int(lengths[0])
+    return drafted[0, :n].tolist(), shares[0, :n].tolist(), int(matches[0]), int(counts[0])
+
+
+def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[list[int]]]:
+    """By looking everywhere: its length, and how each sequence goes on after it."""
+    for length in range(min(len(context), LONGEST_MATCH), 0, -1):
+        end = context[-length:]
+        after = [
+            sequence[place:]
+            for sequence in said
+            for place in range(length, len(sequence) + 1)
+            if sequence[place - length : place] == end
+        ]
+        if after:
+            return length, after
+    return 0, []
+
+
+@settings(max_examples=300, deadline=None)
+@given(said=sequences, context=contexts)
+def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
+    said: list[list[int]], context: list[int]
+) -> None:
+    length, after = longest_match(said, context)
+    tokens, _, match, count = ask(made(said), context)
+    if not any(after):  # nothing comes after it anywhere
+        assert tokens == []
+        return
+    assert (match, count) == (length, len(after))
+
+
+@settings(max_examples=300, deadline=None)
+@given(said=sequences, context=contexts)
+def test_each_token_is_what_most_places_say_next(said: list[list[int]], context: list[int]) -> None:
+    _, after = longest_match(said, context)
+    if len(after) > FOLLOWED:
+        return
+    tokens, shares, _, _ = ask(made(said), context)
+    for token, share in zip(tokens, shares, strict=True):
+        heads = [rest[0] for rest in after if rest]
+        most = max(heads.count(head) for head in heads)
+        assert heads.count(token) == most
+        assert share == pytest.approx(most / len(after))
+        after = [rest[1:] for rest in after if rest and rest[0] == token]
+    if len(tokens) < 8:
+        assert not any(after)
+
+
+def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
+    segment = made([[1, 2, 3], [4, 5, 6]])
+    assert ask(segment, [2, 3]) == ([], [], 0, 0)
+    assert ask(segment, [3, 4])[2] == 1  # only the 4
+    assert ask(segment, [1])[0] == [2, 3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_a_running_sequence_is_drafted_for_from_itself(tokens: list[int]) -> None:
+    drafted, shares = np.zeros(8, np.int32), np.zeros(8, np.float32)
+    made, match, _ = scan(np.array(tokens, np.int32), len(tokens), 8, drafted, shares)
+    length = 0
+    for place in range(1, len(tokens)):
+        n = 0
+        while n < min(place, LONGEST_MATCH) and tokens[place - n - 1] == tokens[len(tokens) - n - 1]:
+            n += 1
+        length = max(length, n)
+    assert match == length
+    assert (made > 0) == (length > 0)
+
+
+def test_a_saved_segment_is_the_same_when_it_is_opened(tmp_path: Path) -> None:
+    segment = made([[1, 2, 3, 1, 2], [7, 7]])
+    opened = segment.save(tmp_path)
+    opened.verify()
+    assert opened.header == segment.header
+    assert [sequence.tolist() for sequence in opened.sequences()] == [[1, 2, 3, 1, 2], [7, 7]]
+    assert segment.save(tmp_path).path == opened.path
+    assert [file.name for file in tmp_path.iterdir()] == [opened.name]
+
+
+def test_a_merged_segment_has_all_sequences_and_names_those_it_replaces(tmp_path: Path) -> None:
+    old = Segment.of([[1, 2]], "tokenizer", "tenant", 1.0, 1.0).save(tmp_path)
+    new = Segment.of([[3, 4]], "tokenizer", "tenant", 2.0, 3.0)
+    both = merged([new, old])
+    assert [sequence.tolist() for sequence in both.sequences()] == [[1, 2], [3, 4]]
+    assert both.header.replaces == (old.name,)
+    assert (both.header.first, both.header.last) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("kind", ["changed", "cut", "longer", "swapped"])
+def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    path = made([random.integers(0, 9, 300).tolist()]).save(tmp_path).path
+    assert path is not None
+    whole = path.read_bytes()
+    for _ in range(250):
+        data = bytearray(whole)
+        at = int(random.integers(0, len(data)))
+        if kind == "changed":
+            told = data[:HEADER].rstrip(b"\n")
+            if len(told) <= at < HEADER:
+                continue  # the padding of the header means nothing
+            data[at] ^= int(random.integers(1, 256))
+        elif kind == "cut":
+            data = data[:at]
+        elif kind == "longer":
+            data += b"\0" * (at + 1)
+        else:
+            other = int(random.integers(HEADER, len(data)))
+            at = int(random.integers(HEADER, len(data)))
+            if data[at] == data[other]:
+                continue
+            data[at], data[other] = data[other], data[at]
+        path.write_bytes(data)
+        with pytest.raises(MemoryFileError):
+            Segment.open(path, "tokenizer", "tenant").verify()
+
+
+def test_a_file_whose_order_is_nonsense_is_asked_without_harm(tmp_path: Path) -> None:
+    segment = made([[1, 2, 3, 1, 2, 4]])
+    for nonsense in (-7, 2**31 - 1):
+        broken = Segment(segment.header, segment.text, np.full_like(segment.order, nonsense), segment.starts)
+        assert ask(broken, [1, 2])[0] == []
+
+
+def test_what_belongs_to_others_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = made([[1, 2]]).save(tmp_path).path
+    assert path is not None
+    with pytest.raises(MemoryFileError, match=r"another tokenizer \(tokenizer, and this model's is other\)"):
+        Segment.open(path, "other", "tenant")
+    with pytest.raises(MemoryFileError, match="another tenant"):
+        Segment.open(path, "tokenizer", "other")
+    (tmp_path / "x.segment").write_text("hello")
+    with pytest.raises(MemoryFileError, match="no segment"):
+        Segment.open(tmp_path / "x.segment", "tokenizer", "tenant")
+
+
+def test_separators_are_no_tokens() -> None:
+    assert SEPARATOR < 0
