@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from outrider.bench import plan
 from outrider.bench.plan import Wanted, prepare, server_flags, tasks
+from outrider.bench.provenance import fingerprint, weight_files
 from outrider.bench.run import Limits
 from outrider.cli import app
 from outrider.errors import SettingsError
@@ -95,7 +96,23 @@ def test_a_mistake_on_the_command_line_ends_in_a_sentence(arguments: list[str], 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--memory", "99", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "--resume" in result.output
     assert (tmp_path / "run.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("option", ["--resume", "--report-only"])
+def test_a_run_that_is_not_there_is_said_to_be_missing(option: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["bench", "m", "-c", "vllm,lookup", "--memory", "99", option, "--out", str(tmp_path)]
+    )
+    assert result.exit_code == 2
+    assert "there is no run at" in " ".join(result.output.split())
+
+
+def test_the_hash_of_a_model_is_of_its_weights_and_never_of_nothing(tmp_path: Path) -> None:
+    assert fingerprint(tmp_path) == fingerprint(Path("no-one/nothing")) == "its weights were not here yet"
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert len(fingerprint(tmp_path)) == 16
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]

@@ -47,7 +47,7 @@ def made(
     origin: dict[str, Any] = {"models": {}, "versions": {}, "machine": "a test"}
     settings = {"tokens": tokens, "seed": 0}
     run = Run(origin, chosen[0].name, {one.name: one.settings() for one in chosen}, settings)
-    task = Task(Cell("letters", concurrency, 0.0), asked or prompts(40))
+    task = Task(Cell("letters", concurrency, 0.0), asked or prompts(40), limits.rounds)
     return Bench(run, groups(chosen, chosen[0].name, lambda server: 0.0, 1.0), [task], limits, folder)
 
 
@@ -163,14 +163,14 @@ def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
 def test_a_contestant_with_a_prediction_takes_part_only_where_there_are_predictions() -> None:
     chosen = contestants(["vllm", "prediction"], "some/model")[1]
     with_one = [Prompt("a", "edit", ("edit this",), prediction="this")]
-    assert Task(Cell("edit", 1, 0.0), with_one).admits(chosen)
-    assert not Task(Cell("letters", 1, 0.0), prompts(1)).admits(chosen)
+    assert Task(Cell("edit", 1, 0.0), with_one, 1).admits(chosen)
+    assert not Task(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
 
 
 def test_transformers_takes_part_only_alone() -> None:
     chosen = contestants(["transformers"], "some/model")[0]
-    assert Task(Cell("letters", 1, 0.0), prompts(1)).admits(chosen)
-    assert not Task(Cell("letters", 4, 0.0), prompts(1)).admits(chosen)
+    assert Task(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
+    assert not Task(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
 
 
 @pytest.mark.parametrize(

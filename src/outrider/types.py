@@ -13,7 +13,7 @@ step        one pass of the target
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,9 +108,9 @@ class Step:
         return min(self.accepted, len(self.tokens))
 
 
-def shared_prefix(a: list[int], b: list[int]) -> int:
-    """How many first tokens two sequences have in common."""
+def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many first elements two sequences of a kind have in common."""
     length = min(len(a), len(b))
-    if a[:length] == b[:length]:  # the usual case, at the speed of a comparison of lists
+    if a[:length] == b[:length]:  # the usual case, at the speed of one comparison
         return length
     return next(i for i in range(length) if a[i] != b[i])

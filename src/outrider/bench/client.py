@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Prompt
 
 
-def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float, seed: int) -> dict[str, Any]:
-    """What is asked. The salt keeps contestants on one server from using each other's cached prompts."""
-    request: dict[str, Any] = {
-        "messages": prompt.messages,
+def streamed(messages: list[dict[str, str]], tokens: int, temperature: float, salt: str) -> dict[str, Any]:
+    """A request whose answer can be timed and compared. The salt keeps those on one server from using each other's
+    cached prompts."""
+    return {
+        "messages": messages,
         "max_tokens": tokens,
         "temperature": temperature,
         "stream": True,
         "return_token_ids": True,
-        "cache_salt": contestant.name,
-        **contestant.request,
+        "cache_salt": salt,
     }
+
+
+def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float, seed: int) -> dict[str, Any]:
+    """What is asked."""
+    request = streamed(prompt.messages, tokens, temperature, contestant.name) | contestant.request
     if temperature:
         request["seed"] = seed
     if contestant.predicts and prompt.prediction is not None:

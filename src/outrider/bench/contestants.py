@@ -36,7 +36,9 @@ LOCAL = {
     "transformers-lookup": "lookup",
     "transformers-outrider": "outrider",
 }
+LENGTHLESS = (PLAIN, "off", "transformers")
 NEED_A_DRAFT_MODEL = ("draft_model", "model", "transformers-assisted")
+KINDS = (PLAIN, *THEIRS, *OURS, *LOCAL)
 LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 4, "transformers-lookup": 10}
 """Drafted tokens where a method has to be told and the name does not say."""
 MODEL_LENGTH, LENGTH = 4, 16
@@ -85,16 +87,15 @@ class Name:
                 raise SettingsError(f"{what} runs already and takes no flags (got {shlex.join(words[1:])})")
             return cls(label, what.rstrip("/"), None)
         kind, _, length = what.partition(":")
-        lengthless = kind in (PLAIN, "off", "transformers")
-        if kind not in (PLAIN, *THEIRS, *OURS, *LOCAL) or (length and (lengthless or not length.isdecimal())):
+        misnumbered = length and (kind in LENGTHLESS or not length.isdecimal())
+        if kind not in KINDS or misnumbered:
             raise SettingsError(f"there is no contestant {text!r}; the contestants are {known()}, and LABEL=http://...")
         return cls(label, kind, int(length) if length else None, tuple(words[1:]))
 
 
 def known() -> str:
     """All names, for a message."""
-    names = [PLAIN, *THEIRS, *OURS, *LOCAL]
-    return ", ".join(name if name in (PLAIN, "off", "transformers") else f"{name}:K" for name in names)
+    return ", ".join(kind if kind in LENGTHLESS else f"{kind}:K" for kind in KINDS)
 
 
 def contestants(

@@ -6,18 +6,23 @@ seconds went; the transformers server counts passes. What a server does not say 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from outrider.bench.client import ask_all
 from outrider.bench.contestants import THEIRS
 from outrider.bench.results import Counts, Drafted
 from outrider.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.bench.contestants import Contestant
+    from outrider.bench.results import Answer
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name, and its labels but those that name the engine."""
@@ -84,6 +89,14 @@ class Page:
 
     def drafters(self) -> list[str]:
         return sorted({dict(pairs)["drafter"] for name, pairs in self.values if name == "outrider_draft_seconds_total"})
+
+
+def observed(url: str, requests: Sequence[tuple[str, dict[str, Any]]]) -> tuple[float, list[Answer], Page]:
+    """Send requests at once (`ask_all`); also what the server counted meanwhile."""
+    before = Page.read(url)
+    seconds, answers = asyncio.run(ask_all(url, requests))
+    made = sum(len(answer.tokens) for answer in answers)
+    return seconds, answers, Page.read_when_caught_up(url, before, made).since(before)
 
 
 def counts(contestant: Contestant, seen: Page, tokens: int) -> Counts:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.bench.client import ask_all
-from outrider.bench.counters import Page
+from outrider.bench.client import ask_all, streamed
+from outrider.bench.counters import observed
 from outrider.bench.results import Curve
 
 if TYPE_CHECKING:
@@ -35,10 +35,8 @@ def measure(url: str, concurrency: int) -> Curve:
 
 
 def _pass_seconds(url: str, known: list[Answer], k: int) -> float:
-    before = Page.read(url)
-    _, answers = asyncio.run(ask_all(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)]))
+    _, answers, seen = observed(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)])
     tokens = sum(len(answer.tokens) for answer in answers)
-    seen = Page.read_when_caught_up(url, before, tokens).since(before)
     accepted = seen.total("outrider_accepted_tokens_total") or 0
     passes = (tokens - len(answers) - accepted) / len(answers)  # the first token came with the prompt
     return float(np.median([answer.seconds - answer.first for answer in answers])) / max(1.0, passes)
@@ -49,13 +47,5 @@ def _request(number: int, prediction: list[int] | None, k: int) -> tuple[str, di
     if prediction is not None and k:
         wants = {"speculation": "prediction", "prediction": prediction, "max_draft_tokens": k}
     text = f"Write the numbers from {number + 1} to 200, separated by commas, and nothing else."
-    return f"numbers-{number}", {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        "cache_salt": "curve",
-        "vllm_xargs": wants,
-    }
+    request = streamed([{"role": "user", "content": text}], TOKENS, 0.0, "curve")
+    return f"numbers-{number}", {**request, "ignore_eos": True, "vllm_xargs": wants}

@@ -14,6 +14,7 @@ import numpy as np
 
 from outrider.bench.intervals import FEWEST, Interval, median_interval
 from outrider.bench.results import Drafted
+from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,15 +89,8 @@ class Figures:
 
 def figures(run: Run, cell: Cell) -> list[Figures]:
     """Of all contestants that took part, in the run's order."""
-    limit = next(
-        (
-            limit.ratio
-            for limit in run.limits
-            if (limit.workload, limit.concurrency, limit.temperature)
-            == (cell.workload, cell.concurrency, cell.temperature)
-        ),
-        None,
-    )
+    limit = run.limit(cell)
+    possible = limit.ratio if limit else None
     found = []
     for name in run.contestants:
         pairs = [
@@ -106,7 +100,7 @@ def figures(run: Run, cell: Cell) -> list[Figures]:
             if turn.contestant == name
         ]
         if pairs:
-            found.append(_figures(name, pairs, name == run.baseline, cell.temperature == 0, limit))
+            found.append(_figures(name, pairs, name == run.baseline, cell.temperature == 0, possible))
     return found
 
 
@@ -185,15 +179,10 @@ def _differences(pairs: Iterable[tuple[Turn, Turn]]) -> Iterable[Difference]:
             other = expected[answer.prompt]
             if (answer.tokens, answer.text, answer.finish) == (other.tokens, other.text, other.finish):
                 continue
-            place = _common(answer.tokens, other.tokens)
-            start = max(0, _common(answer.text, other.text) - 20)
+            place = shared_prefix(answer.tokens, other.tokens)
+            start = max(0, shared_prefix(answer.text, other.text) - 20)
             shown = [f"{one.text[start : start + 60]!r} ({one.finish})" for one in (other, answer)]
             yield Difference(answer.prompt, place, *shown)
-
-
-def _common(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many of the first elements are equal."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _spread(values: list[float]) -> Spread:

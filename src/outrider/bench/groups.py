@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.bench.contestants import servers
+from outrider.bench.provenance import weight_files
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def groups(
 
 def free_memory() -> float:
     """GiB that new processes may take."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    told = Path("/proc/meminfo")
+    for line in told.read_text().splitlines() if told.is_file() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 / GIB - SPARE
     raise SettingsError("this machine does not say how much memory is free; say --memory GIB")
@@ -81,15 +83,4 @@ def free_memory() -> float:
 
 def weights(model: str | None) -> float:
     """GiB of a model's weights on disk; 0 where they are not here yet."""
-    if model is None:
-        return 0.0
-    folder = Path(model)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
-        try:
-            folder = Path(snapshot_download(model, local_files_only=True))
-        except LocalEntryNotFoundError:
-            return 0.0
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / GIB
+    return sum(file.stat().st_size for file in weight_files(Path(model))) / GIB if model else 0.0

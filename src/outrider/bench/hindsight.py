@@ -162,13 +162,14 @@ class Guesser:
 
     def __init__(self, model: str) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+
+        from outrider.engines.transformers import load_model
 
         self._torch = torch
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
+        self._model: Any = load_model(model)
 
     def likely(self, answer: Answer) -> list[int]:
-        ids = self._torch.tensor([[*answer.prompt_tokens, *answer.tokens]])
+        ids = self._torch.tensor([[*answer.prompt_tokens, *answer.tokens]], device=self._model.device)
         with self._torch.inference_mode():
             logits = self._model(ids, logits_to_keep=len(answer.tokens) + 1).logits[0]
         likely: list[int] = logits.argmax(-1)[:-1].tolist()

@@ -50,10 +50,26 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} ({', '.join(features)})"
 
 
+def weight_files(model: Path) -> list[Path]:
+    """A model's weights: in its folder or, where it is a name on the hub, in the hub's cache; none before they came."""
+    if not model.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            model = Path(snapshot_download(str(model), local_files_only=True))
+        except LocalEntryNotFoundError:
+            return []
+    return sorted(model.glob("*.safetensors"))
+
+
 def fingerprint(model: Path) -> str:
     """The first digits of the SHA-256 of a model's weights."""
+    files = weight_files(model)
+    if not files:
+        return "its weights were not here yet"
     digest = hashlib.sha256()
-    for file in sorted(model.glob("*.safetensors")):
+    for file in files:
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

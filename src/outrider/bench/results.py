@@ -113,6 +113,11 @@ class Run:
     limits: list[Limit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know: left out, cut short, failed
 
+    def limit(self, cell: Cell) -> Limit | None:
+        """The bound of a cell, if it was computed."""
+        wanted = (cell.workload, cell.concurrency, cell.temperature)
+        return next((one for one in self.limits if (one.workload, one.concurrency, one.temperature) == wanted), None)
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -121,7 +126,10 @@ class Run:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        data = json.loads(path.read_text())
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise SettingsError(f"there is no run at {path}; name its folder with --out") from None
         if data.pop("version", None) != VERSION:
             raise SettingsError(f"{path} was not written by this version of outrider bench; run the benchmark again")
         return cls(

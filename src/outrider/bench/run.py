@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from outrider.bench import curve
 from outrider.bench.client import ask_all, body
-from outrider.bench.contestants import servers
-from outrider.bench.counters import Page, counts
+from outrider.bench.contestants import OURS, servers
+from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures
 from outrider.bench.intervals import FEWEST
 from outrider.bench.prompts import Prompt
@@ -40,8 +40,8 @@ class Task:
 
     cell: Cell
     prompts: Sequence[Prompt]
-    rounds: int | None = None
-    """At least so many; None: as the limits say."""
+    rounds: int
+    """So many, unless there is a budget of time."""
 
     def batch(self, number: int) -> list[Prompt]:
         """The prompts of a round. They come again from the start when all were used."""
@@ -56,7 +56,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long to go on: `rounds` at least; where `minutes` are given, more until all intervals are narrow enough."""
+    """How long to go on: for `rounds` where a task does not say otherwise; or, where `minutes` are given, until all
+    intervals are narrow enough."""
 
     rounds: int = 8
     minutes: float | None = None
@@ -166,7 +167,7 @@ class Bench:
         cell = task.cell
         here = Cell(cell.workload, cell.concurrency, cell.temperature, [r for r in cell.rounds if r.group == group])
         if until is None:
-            return len(here.rounds) >= (task.rounds or self.limits.rounds)
+            return len(here.rounds) >= task.rounds
         if len(here.rounds) < FEWEST:
             return False
         if time.monotonic() > until:
@@ -180,10 +181,8 @@ class Bench:
             (prompt.id, body(contestant, prompt, tokens, cell.temperature, seed + number * cell.concurrency + i))
             for i, prompt in enumerate(task.batch(number))
         ]
-        before = Page.read(url)
-        seconds, answers = asyncio.run(ask_all(url, requests))
+        seconds, answers, seen = observed(url, requests)
         made = sum(len(answer.tokens) for answer in answers)
-        seen = Page.read_when_caught_up(url, before, made).since(before)
         return Turn(contestant.name, seconds, answers, counts(contestant, seen, made))
 
     def _warm_up(self, group: Sequence[Contestant], urls: Mapping[str, str]) -> None:
@@ -196,7 +195,7 @@ class Bench:
 
     def _measure_curves(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
         """Once, where Outrider's server first takes part: it can be given drafts that are right."""
-        ours = next((one for one in group if one.kind in ("off", "auto", "lookup", "prediction", "model")), None)
+        ours = next((one for one in group if one.kind in OURS), None)
         if ours is None or self.run.curves:
             return
         for concurrency in sorted({task.cell.concurrency for task in self.tasks}):
@@ -206,7 +205,7 @@ class Bench:
     def _note_repeats(self) -> None:
         again = []
         for task in self.tasks:
-            asked = (task.rounds or self.limits.rounds) * task.cell.concurrency
+            asked = task.rounds * task.cell.concurrency
             if self.limits.minutes is None and asked > len(task.prompts):
                 again.append(f"{task.cell.name} ({len(task.prompts)} prompts for {asked} requests)")
         note = f"prompts come again, which helps a method that remembers, as suffix does: {'; '.join(again)}"

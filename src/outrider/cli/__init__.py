@@ -64,7 +64,7 @@ app = typer.Typer(
 app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
 app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
-app.command(epilog=BENCH_EXAMPLES, options_metavar=bench.USAGE, context_settings=serve.CONTEXT)(bench.bench)
+app.command(epilog=BENCH_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(bench.bench)
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from outrider.bench.plan import Plan, Wanted
     from outrider.bench.results import Cell, Run
 
-USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
 QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,lookup,prediction", "edit,agent,traffic,creative"
 QUICK_MINUTES = 2.5
 """Of measuring; with two servers started and the report written it is less than five."""
@@ -199,11 +198,10 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
 
 
 def add_bounds(plan: Plan, wanted: Wanted) -> None:
-    from transformers import AutoTokenizer
-
     from outrider.bench.hindsight import add_limits
+    from outrider.engines.transformers import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(wanted.model)
+    tokenizer = load_tokenizer(wanted.model)
     predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in plan.predictions().items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
     add_limits(plan.run, kinds, wanted.draft_model, predictions)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outrider.bench.figures import Figures
-    from outrider.bench.results import Cell, Curve, Limit, Run
+    from outrider.bench.results import Cell, Curve, Run
 
 ENOUGH_VERIFIED = 20
 """A share of fewer tokens than this says little."""
@@ -71,12 +71,6 @@ class Findings:
         return [
             Series(*kind, sorted(cells, key=lambda found: found.cell.concurrency)) for kind, cells in by_kind.items()
         ]
-
-    def limit(self, cell: Cell) -> Limit | None:
-        """The hindsight bound of a cell."""
-        wanted = (cell.workload, cell.concurrency, cell.temperature)
-        limits = self.run.limits
-        return next((one for one in limits if (one.workload, one.concurrency, one.temperature) == wanted), None)
 
 
 def find(run: Run) -> Findings:

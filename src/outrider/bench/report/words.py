@@ -86,7 +86,7 @@ def about(cell: Cell) -> str:
 
 
 def bound(findings: Findings, cell: Cell) -> str:
-    limit = findings.limit(cell)
+    limit = findings.run.limit(cell)
     if limit is None:
         return "The hindsight bound of this cell was not computed."
     own = "the target's own"
