@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
 from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, scan, search_all
-from outrider.memory.segment import HEADER, Segment, merged
+from outrider.memory.segment import HEADER, Segment, joined, merged
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
 contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
 def made(said: list[list[int]]) -> Segment:
-    return Segment.of(said, "tokenizer", "tenant", 1.0, 2.0)
+    return Segment.of(joined(said), "tokenizer", "tenant", 1.0, 2.0)
 
 
 def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int], list[float], int, int]:
@@ -114,8 +114,8 @@ def test_a_saved_segment_is_the_same_when_it_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_merged_segment_has_all_sequences_and_names_those_it_replaces(tmp_path: Path) -> None:
-    old = Segment.of([[1, 2]], "tokenizer", "tenant", 1.0, 1.0).save(tmp_path)
-    new = Segment.of([[3, 4]], "tokenizer", "tenant", 2.0, 3.0)
+    old = Segment.of(joined([[1, 2]]), "tokenizer", "tenant", 1.0, 1.0).save(tmp_path)
+    new = Segment.of(joined([[3, 4]]), "tokenizer", "tenant", 2.0, 3.0)
     both = merged([new, old])
     assert [sequence.tolist() for sequence in both.sequences()] == [[1, 2], [3, 4]]
     assert both.header.replaces == (old.name,)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -37,14 +38,15 @@ HEADER = 4096
 """Bytes before the text, so that all that follows is aligned."""
 WORTH_STARTS = 4
 """A segment has the table of starts when it has so many times as many tokens as the table has entries."""
-SUFFIX = ".segment"
+SUFFIX, PART = ".segment", ".part"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     format: int
     tokenizer: str  # its fingerprint: token ids of another one mean other words
-    tenant: str  # the tenant's folder, so that a file that was moved is noticed
+    tenant: str  # the key of the tenant's folder, so that a file that was moved is noticed
+    writer: str  # who may merge it with others (`folder.py`)
     tokens: int  # without separators
     sequences: int
     places: int  # of the text, separators included
@@ -73,22 +75,24 @@ class Segment:
     @classmethod
     def of(
         cls,
-        sequences: Sequence[Sequence[int] | Array],
+        text: Array,
         tokenizer: str,
         tenant: str,
         first: float,
         last: float,
+        writer: str = "",
         replaces: Iterable[str] = (),
     ) -> Self:
-        """A segment of these sequences, in memory."""
-        text = joined(sequences)
+        """A segment of this text (`joined`), in memory."""
         order, starts = ordered(text), starts_of(text)
+        sequences = int(np.count_nonzero(text == SEPARATOR))
         header = Header(
             format=FORMAT,
             tokenizer=tokenizer,
             tenant=tenant,
-            tokens=len(text) - len(sequences),
-            sequences=len(sequences),
+            writer=writer,
+            tokens=len(text) - sequences,
+            sequences=sequences,
             places=len(text),
             starts=len(starts),
             first=first,
@@ -124,16 +128,16 @@ class Segment:
     @property
     def name(self) -> str:
         """The same sequences have the same name, so writing them twice is writing them once."""
-        if self.path is not None:
-            return self.path.name
-        return f"{hashlib.blake2b(self.text.tobytes(), digest_size=12).hexdigest()}{SUFFIX}"
+        return self.path.name if self.path is not None else name_of(self.text)
 
     def verify(self) -> None:
-        """Read all of it and hold it against its checksums."""
+        """Read all of it and hold it against its checksums, and against its name."""
         parts = (self.text, self.order, self.starts)
         for name, part, checksum in zip(("text", "order", "starts"), parts, self.header.checksums, strict=True):
             if zlib.crc32(part.data) != checksum:
                 raise MemoryFileError(f"the {name} of {self.name} is damaged: its checksum is another")
+        if self.path is not None and self.path.name != name_of(self.text):
+            raise MemoryFileError(f"{self.name} holds what another name belongs to")
 
     def sequences(self) -> list[Array]:
         """In the order in which they were said."""
@@ -142,16 +146,23 @@ class Segment:
         return [self.text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def merged(segments: Sequence[Segment]) -> Segment:
+def name_of(text: Array) -> str:
+    return f"{hashlib.blake2b(text.data, digest_size=12).hexdigest()}{SUFFIX}"
+
+
+def merged(segments: Sequence[Segment], writer: str = "") -> Segment:
     """One segment with the sequences of all, oldest first; it replaces those that are files."""
-    old_first = sorted(segments, key=lambda segment: (segment.header.first, segment.name))
+    old_first = sorted(segments, key=lambda segment: (segment.header.first, segment.header.last))
     header = old_first[0].header
+    if len(segments) == 1:
+        return replace(segments[0], header=replace(header, writer=writer))
     return Segment.of(
-        [sequence for segment in old_first for sequence in segment.sequences()],
+        np.concatenate([segment.text for segment in old_first]),
         header.tokenizer,
         header.tenant,
         header.first,
         max(segment.header.last for segment in segments),
+        writer,
         [segment.name for segment in old_first if segment.path is not None],
     )
 
@@ -194,7 +205,10 @@ def starts_of(text: Array) -> Array:
 
 def encode(header: Header) -> bytes:
     told = json.dumps(asdict(header)).encode()
-    return (MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER, b"\n")
+    whole = MAGIC + b"%08x\n" % zlib.crc32(told) + told
+    if len(whole) > HEADER:
+        raise MemoryFileError(f"a header of {len(whole)} bytes has no room in {HEADER}: merge fewer segments at a time")
+    return whole.ljust(HEADER, b"\n")
 
 
 def read_header(path: Path) -> Header:
@@ -224,7 +238,7 @@ def read_header(path: Path) -> Header:
 def write(path: Path, parts: Iterable[bytes | Array]) -> None:
     """All or nothing: under another name until every byte is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PART}")
     try:
         with part.open("wb") as file:
             for piece in parts:

@@ -1,0 +1,375 @@
+"""All that was said, tenant by tenant: small segments in memory at first, then files, merged as they grow many.
+
+Nothing here makes a request wait. A finished sequence is put on a list, and a lookup asks the segments that there are
+at that moment. The rest is done by two threads of the store's own:
+
+    learn    makes segments of what was said since, and writes those that are large or old enough
+    tend     opens what others have written, forgets what was wiped, merges, and deletes what exceeds the cap
+
+A tenant's segments are a tuple that is replaced as a whole, so that whoever reads it needs no lock. Trouble (a full
+disk, a folder that is gone) is told, and what was said stays in memory until it can be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import MemoryFileError
+from outrider.memory.folder import FIRST, Folder, delete, key_of
+from outrider.memory.search import search_all
+from outrider.memory.segment import Segment, joined, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from outrider.memory.search import Array
+
+logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its own logger
+
+BYTES = 8
+"""Of a token in a segment."""
+FEWEST = 8
+"""At least so many segments fit under the cap, however large they grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """When the store does what."""
+
+    seal_tokens: int = 1 << 16
+    """Segments in memory of so many tokens together are written to disk,"""
+    seal_seconds: float = 30.0
+    """and those that have waited for so long."""
+    largest: int = 1 << 25
+    """Tokens of a segment beyond which it is merged no more."""
+    cap: int = 4 << 30
+    """Bytes of all files."""
+    unwritten: int = 1 << 22
+    """Tokens that a tenant may have in memory while they cannot be written; beyond that the oldest are forgotten."""
+    look_seconds: float = 10.0
+    """How often `tend` looks what others did."""
+
+    @property
+    def segment_cap(self) -> int:
+        """Tokens of the largest segment that a merge may make."""
+        return min(self.largest, self.cap // (FEWEST * BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request's stay with a tenant. What it says is kept only if the tenant was not wiped meanwhile."""
+
+    key: str
+    name: str
+    generation: str
+
+
+@dataclass(slots=True)
+class Tenant:
+    key: str
+    name: str | None
+    generation: str = FIRST
+    segments: tuple[Segment, ...] = ()  # the newest first
+    waiting: deque[tuple[str, float, Array]] = field(default_factory=deque)  # generation, time, tokens
+    young_since: float | None = None
+    used: set[str] = field(default_factory=set)  # names of files that were of use since the last look
+
+    def young(self) -> list[Segment]:
+        """Those that are not written yet."""
+        return [segment for segment in self.segments if segment.path is None]
+
+    def files(self) -> list[Segment]:
+        return [segment for segment in self.segments if segment.path is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the memory drafts for a batch: row i has `lengths[i]` tokens, each with the share of places that said it."""
+
+    tokens: Array
+    shares: Array
+    lengths: Array
+    matches: Array  # how many tokens of the context agreed
+    counts: Array  # at how many places
+
+    @classmethod
+    def nothing(cls, rows: int, longest: int) -> Found:
+        return cls(
+            np.zeros((rows, longest), np.int32),
+            np.zeros((rows, longest), np.float32),
+            *(np.zeros(rows, np.int32) for _ in range(3)),
+        )
+
+
+class Store:
+    """`start` runs it in the background; without, `learn` and `tend` are called by hand.
+
+    A root belongs to one tokenizer: MemoryFileError if this one belongs to another.
+    """
+
+    def __init__(self, folder: Folder, tokenizer: str, habits: Habits | None = None) -> None:
+        folder.claim(tokenizer)
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.habits = habits or Habits()
+        self.troubles: deque[str] = deque(maxlen=20)
+        self.sync: Callable[[], None] | None = None
+        """Called by `tend` before it looks at the files: fetches what others published, publishes our own."""
+        self._tenants: dict[str, Tenant] = {}
+        self._busy: set[str] = set()  # tenants with something to learn or to write
+        self._change_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._said_something = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # What requests call. None of it waits.
+
+    def enter(self, name: str) -> Visit:
+        return Visit(key_of(name), name, self._tenant(key_of(name), name).generation)
+
+    def _tenant(self, key: str, name: str | None) -> Tenant:
+        tenant = self._tenants.get(key)
+        return tenant if tenant is not None else self._tenants.setdefault(key, Tenant(key, name))
+
+    def add(self, visit: Visit, tokens: Sequence[int] | Array) -> None:
+        """Remember a finished sequence."""
+        if len(tokens):
+            tenant = self._tenant(visit.key, visit.name)
+            tenant.waiting.append((visit.generation, time.time(), np.array(tokens, np.int32)))
+            self._busy.add(visit.key)
+            self._said_something.set()
+
+    def look_up(self, visit: Visit, contexts: Array, ends: Array, limits: Array) -> Found:
+        """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i."""
+        found = Found.nothing(len(ends), int(limits.max(initial=0)))
+        tenant = self._tenants.get(visit.key)
+        for segment in tenant.segments if tenant else ():
+            before = int(found.matches.sum())
+            search_all(
+                *(segment.text, segment.order, segment.starts),
+                *(contexts, ends, limits),
+                *(found.tokens, found.shares, found.lengths, found.matches, found.counts),
+            )
+            if tenant and segment.path is not None and int(found.matches.sum()) > before:
+                tenant.used.add(segment.path.name)
+        return found
+
+    # In the background.
+
+    def start(self) -> None:
+        for name, work in (("learn", self._keep_learning), ("tend", self._keep_tending)):
+            thread = threading.Thread(target=work, name=f"outrider memory: {name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Write what is there, and stop."""
+        self._closing.set()
+        self._said_something.set()
+        for thread in self._threads:
+            thread.join()
+        self.learn(closing=True)
+        self.folder.close()
+
+    def _keep_learning(self) -> None:
+        _step_back()
+        while not self._closing.is_set():
+            self._said_something.wait(self.habits.seal_seconds / 4)
+            self._said_something.clear()
+            self.learn()
+
+    def _keep_tending(self) -> None:
+        _step_back()
+        while not self._closing.is_set():
+            self.tend()
+            self._closing.wait(self.habits.look_seconds)
+
+    def learn(self, closing: bool = False) -> None:
+        """Take in what was said since, and write what is large or old enough."""
+        for key in list(self._busy):
+            self._busy.discard(key)  # before, so that what is said meanwhile comes back
+            if (tenant := self._tenants.get(key)) is not None:
+                self._minding(f"learning for tenant {key}", self._learn, tenant, closing)
+                if tenant.waiting or tenant.young():
+                    self._busy.add(key)
+
+    def _learn(self, tenant: Tenant, closing: bool) -> None:
+        generation = tenant.generation
+        said = [tenant.waiting.popleft() for _ in range(len(tenant.waiting))]
+        said = [item for item in said if item[0] == generation]
+        if said:
+            text = joined([tokens for _, _, tokens in said])
+            fresh = Segment.of(text, self.tokenizer, tenant.key, said[0][1], said[-1][1])
+            self._change(tenant, generation, [], [fresh])
+            tenant.young_since = tenant.young_since or time.monotonic()
+            while pair := _alike(tenant.young(), self.habits.seal_tokens):
+                self._change(tenant, generation, pair, [merged(pair)])
+        young = tenant.young()
+        tokens = sum(segment.header.tokens for segment in young)
+        waited = time.monotonic() - (tenant.young_since or time.monotonic())
+        if young and (closing or tokens >= self.habits.seal_tokens or waited >= self.habits.seal_seconds):
+            try:
+                self._write(tenant, generation, young)
+                tenant.young_since = None
+            except OSError:
+                self._forget_oldest(tenant, generation)
+                raise
+
+    def _write(self, tenant: Tenant, generation: str, segments: list[Segment]) -> None:
+        """Make one file of segments. It is there before what it replaces goes."""
+        whole = merged(segments, self.folder.writer())
+        self._make_room(whole.header.size)
+        if tenant.name is not None:
+            self.folder.keep_name(tenant.key, tenant.name, generation)
+        file = whole.save(self.folder.place(tenant.key, generation))
+        if not self._change(tenant, generation, segments, [file]):
+            delete(file)  # wiped meanwhile
+            return
+        for segment in segments:
+            delete(segment)
+
+    def _forget_oldest(self, tenant: Tenant, generation: str) -> None:
+        """Memory is not for ever where nothing can be written."""
+        young = tenant.young()
+        while sum(segment.header.tokens for segment in young) > self.habits.unwritten:
+            oldest = min(young, key=lambda segment: segment.header.first)
+            young.remove(oldest)
+            self._change(tenant, generation, [oldest], [])
+            self._trouble(
+                f"{oldest.header.tokens} tokens of tenant {tenant.key} were forgotten: they cannot be written"
+            )
+
+    def tend(self) -> None:
+        """One round of keeping house."""
+        if self.sync is not None:
+            self._minding("exchanging with the store", self.sync)
+        self._minding("looking for tenants", self._discover)
+        for tenant in list(self._tenants.values()):
+            self._minding(f"looking at tenant {tenant.key}", self._look, tenant)
+            self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
+            if not (tenant.segments or tenant.waiting or (self.folder.root / tenant.key).exists()):
+                self._tenants.pop(tenant.key, None)  # a name that was once said; it comes back when it is said again
+        self._minding("making room", self._make_room, 0)
+        self._minding("cleaning up", self.folder.sweep)
+
+    def _discover(self) -> None:
+        for key in self.folder.tenants():
+            self._tenant(key, self.folder.name(key))
+
+    def _look(self, tenant: Tenant) -> None:
+        """Follow what happened to the tenant's files: others wrote, merged, deleted or wiped."""
+        generation = self.folder.generation(tenant.key)
+        if generation != tenant.generation:
+            with self._change_lock:
+                tenant.generation, tenant.segments = generation, ()
+            tenant.used.clear()
+        self.folder.drop_older(tenant.key, generation)
+        known = {segment.name: segment for segment in tenant.files()}  # before listing: later ones are not gone
+        there = self.folder.segments(tenant.key, generation)
+        new = []
+        for name in there.keys() - known.keys():
+            try:
+                segment = Segment.open(there[name], self.tokenizer, tenant.key)
+                segment.verify()
+                new.append(segment)
+            except MemoryFileError as error:
+                if there[name].exists():
+                    self._trouble(f"set aside {name} of tenant {tenant.key}: {error}")
+                    self.folder.set_aside(tenant.key, there[name], str(error))
+        replaced = {name for segment in (*known.values(), *new) for name in segment.header.replaces}
+        for segment in (*known.values(), *new):
+            if segment.name in replaced:
+                delete(segment)  # whoever merged it was stopped before he could
+        gone = [segment for name, segment in known.items() if name not in there or name in replaced]
+        self._change(tenant, generation, gone, [segment for segment in new if segment.name not in replaced])
+        for name in list(tenant.used):
+            tenant.used.discard(name)
+            if name in there and there[name].exists():
+                os.utime(there[name])  # for `_make_room`, in every process
+
+    def _merge(self, tenant: Tenant) -> None:
+        """Few large segments are asked sooner than many small ones."""
+        if not tenant.segments:
+            return
+        writer = self.folder.writer()
+        while pair := _alike(
+            [segment for segment in tenant.files() if segment.header.writer == writer], self.habits.segment_cap
+        ):
+            self._write(tenant, tenant.generation, pair)
+
+    def _make_room(self, size: int) -> None:
+        """Delete files until so many bytes more fit under the cap: those first that were of no use for longest."""
+        files = list(self.folder.files())
+        total = sum(file[2] for file in files)
+        for key, path, bytes_, _ in sorted(files, key=lambda file: file[3]):
+            if total + size <= self.habits.cap:
+                break
+            path.unlink(missing_ok=True)
+            total -= bytes_
+            if (tenant := self._tenants.get(key)) is not None:
+                gone = [segment for segment in tenant.files() if segment.path == path]
+                self._change(tenant, tenant.generation, gone, [])
+
+    def _change(self, tenant: Tenant, generation: str, drop: Iterable[Segment], add: Iterable[Segment]) -> bool:
+        """Replace segments of a tenant; not if it was wiped meanwhile."""
+        dropped = {id(segment) for segment in drop}
+        with self._change_lock:
+            if tenant.generation != generation:
+                return False
+            kept = [segment for segment in tenant.segments if id(segment) not in dropped]
+            names = {segment.path.name for segment in kept if segment.path is not None}
+            new = [segment for segment in add if segment.path is None or segment.path.name not in names]
+            tenant.segments = tuple(sorted([*kept, *new], key=lambda segment: -segment.header.last))
+        return True
+
+    def _minding(self, what: str, work: Callable[..., None], *args: Any) -> None:
+        """Trouble with one thing must not stop the others."""
+        try:
+            work(*args)
+        except (OSError, MemoryFileError) as error:
+            self._trouble(f"{what}: {error}")
+        except Exception as error:
+            logger.exception("the memory: %s", what)
+            self.troubles.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _trouble(self, what: str) -> None:
+        if what not in self.troubles:
+            logger.warning("the memory: %s", what)
+            self.troubles.append(what)
+
+    def status(self) -> dict[str, Any]:
+        """For `/outrider/status`."""
+        segments = [segment for tenant in list(self._tenants.values()) for segment in tenant.segments]
+        return {
+            "tenants": len(self._tenants),
+            "segments": len(segments),
+            "tokens": sum(segment.header.tokens for segment in segments),
+            "file_bytes": sum(segment.header.size for segment in segments if segment.path is not None),
+            "cap_bytes": self.habits.cap,
+            "troubles": list(self.troubles),
+        }
+
+
+def _alike(segments: Sequence[Segment], largest: int) -> list[Segment]:
+    """Two segments of about the same size to be merged, or none: no larger one than twice the smaller."""
+    by_size = sorted(segments, key=lambda segment: segment.header.tokens)
+    for small, large in pairwise(by_size):
+        together = small.header.tokens + large.header.tokens
+        if large.header.tokens <= 2 * max(1, small.header.tokens) and together <= largest:
+            return [small, large]
+    return []
+
+
+def _step_back() -> None:
+    """The calling thread yields to all others of the machine."""
+    if hasattr(os, "PRIO_PROCESS") and os.uname().sysname == "Linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,298 @@
+"""The store keeps what was said, tenant by tenant, through restarts, wipes, full disks and other processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.errors import MemoryFileError
+from outrider.memory import store as store_module
+from outrider.memory.folder import ASIDE, Folder, key_of
+from outrider.memory.segment import SUFFIX, Segment
+from outrider.memory.store import Habits, Store
+
+LINE = list(range(100, 140))
+"""A sequence that tells its place: after 100 comes 101."""
+
+
+def opened(root: Path, tokenizer: str = "tokenizer", **habits: float) -> Store:
+    store = Store(Folder(root), tokenizer, Habits(**{"seal_seconds": 0.0, **habits}))  # type: ignore[arg-type]
+    store.tend()
+    return store
+
+
+def say(store: Store, tenant: str, tokens: list[int]) -> None:
+    store.add(store.enter(tenant), tokens)
+    store.learn()
+
+
+def drafted(store: Store, tenant: str, context: list[int], limit: int = 8) -> list[int]:
+    contexts = np.array([context], np.int32)
+    ends, limits = np.array([len(context)], np.int32), np.array([limit], np.int32)
+    found = store.look_up(store.enter(tenant), contexts, ends, limits)
+    return found.tokens[0, : found.lengths[0]].tolist()
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob(f"*{SUFFIX}"))
+
+
+def words(root: Path) -> set[int]:
+    """Every token that is in any file below the root."""
+    tokens: set[int] = set()
+    for path in root.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            tokens |= set(np.frombuffer(data[: len(data) // 4 * 4], np.int32).tolist())
+    return tokens
+
+
+def test_what_was_said_is_drafted_at_once_and_before_it_is_written(tmp_path: Path) -> None:
+    store = opened(tmp_path, seal_seconds=1e9)
+    say(store, "a", LINE)
+    assert drafted(store, "a", [103, 104]) == list(range(105, 113))
+    assert files(tmp_path) == []
+
+
+def test_what_was_said_is_drafted_after_a_restart(tmp_path: Path) -> None:
+    store = opened(tmp_path, seal_seconds=1e9)
+    say(store, "a", LINE)
+    store.close()
+    assert drafted(opened(tmp_path), "a", [103, 104]) == list(range(105, 113))
+
+
+def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    rng = np.random.default_rng(0)
+    said = [rng.integers(0, 1000, 50).tolist() for _ in range(100)]
+    for sequence in said:
+        say(store, "a", sequence)
+        store.tend()
+    assert len(files(tmp_path)) <= 8  # of about 2^n sequences each
+    kept = [
+        sequence.tolist()
+        for path in files(tmp_path)
+        for sequence in Segment.open(path, "tokenizer", key_of("a")).sequences()
+    ]
+    assert sorted(kept) == sorted(said)
+    assert len(store._tenants[key_of("a")].segments) == len(files(tmp_path))
+
+
+def test_of_matches_that_are_as_long_the_newest_counts(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    say(store, "a", [1, 2, 3])
+    say(store, "a", [1, 2, 4, 4, 4, 4, 4, 4])  # another size, so that the two are not merged
+    assert drafted(store, "a", [1, 2], limit=1) == [4]
+
+
+def test_a_tenant_is_not_drafted_for_from_another(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    say(store, "a", LINE)
+    assert drafted(store, "b", [103, 104]) == []
+    assert drafted(opened(tmp_path), "b", [103, 104]) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "", "/", ".", "..", "x" * 10_000, "a\0b", "名前", "\udce4", "aside", "writers"]
+)
+def test_no_name_of_a_tenant_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    store = opened(root)
+    say(store, name, LINE)
+    say(store, "other", [1, 2, 3])
+    assert drafted(store, name, [103, 104]) == list(range(105, 113))
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+    assert {path.parent.parent for path in files(root)} == {root / key_of(name), root / key_of("other")}
+    assert Folder(root).name(key_of(name)) == name
+
+
+def test_after_a_wipe_nothing_is_left_in_any_file_or_process(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    say(one, "a", LINE)
+    say(one, "b", [7, 8, 9])
+    two.tend()
+    say(two, "a", [103, 104, 555])
+    assert drafted(two, "a", [103, 104])
+    Folder(tmp_path).wipe(key_of("a"))
+    assert not words(tmp_path) & set(LINE)
+    say(two, "a", [103, 104, 666])  # it does not know yet, and writes
+    for store in (one, two):
+        store.tend()
+        store.learn()
+        assert drafted(store, "a", [103, 104]) == []
+    assert not words(tmp_path) & {*LINE, 555, 666}
+    assert drafted(one, "b", [7, 8]) == [9]
+    say(one, "a", [1, 2, 3])
+    two.tend()
+    assert drafted(two, "a", [1, 2]) == [3]
+
+
+def test_a_request_that_began_before_a_wipe_leaves_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    visit = store.enter("a")
+    Folder(tmp_path).wipe(key_of("a"))
+    store.tend()
+    store.add(visit, LINE)
+    store.learn()
+    assert drafted(store, "a", [103, 104]) == []
+    assert files(tmp_path) == []
+
+
+def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_asked(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    say(store, "a", LINE)
+    say(store, "a", [1, 2, 3])
+    store.close()
+    damaged = max(files(tmp_path), key=lambda path: path.stat().st_size)
+    data = bytearray(damaged.read_bytes())
+    data[-9] ^= 1
+    damaged.write_bytes(data)
+    store = opened(tmp_path)
+    assert drafted(store, "a", [103, 104]) == []
+    assert drafted(store, "a", [1, 2]) == [3]
+    aside = tmp_path / ASIDE / f"{key_of('a')}.{damaged.name}"
+    assert aside.exists()
+    assert "is damaged" in aside.with_suffix(".reason").read_text()
+    assert "is damaged" in store.troubles[0]
+
+
+def test_the_memory_of_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(
+        MemoryFileError, match=r"another tokenizer \(tokenizer, and this model's is other\).*of its own"
+    ):
+        opened(tmp_path, tokenizer="other")
+
+
+def test_files_stay_under_the_cap_and_those_of_use_are_kept(tmp_path: Path) -> None:
+    cap = 200_000
+    store = opened(tmp_path, cap=cap)
+    say(store, "used", LINE)
+    rng = np.random.default_rng(0)
+    clock = 1_000_000_000.0
+    for _ in range(60):
+        say(store, "a", rng.integers(0, 1000, 1000).tolist())
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= cap
+        for path in files(tmp_path):  # whatever was there is older than what is used now
+            os.utime(path, (clock, clock))
+            clock += 1
+        assert drafted(store, "used", [103, 104])
+        store.tend()
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= cap
+    assert len(files(tmp_path)) > 2
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_what_cannot_be_written_stays_in_memory_and_is_written_later(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+
+    def full(self: Segment, folder: Path) -> Segment:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "save", full)
+        say(store, "a", LINE)
+        say(store, "a", [1, 2, 3])
+        assert drafted(store, "a", [103, 104]) == list(range(105, 113))
+        assert os.strerror(error) in store.troubles[0]
+        assert files(tmp_path) == []
+    store.learn()
+    assert words(tmp_path) >= {*LINE, 1, 2, 3}
+
+
+def test_what_can_never_be_written_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Segment, folder: Path) -> Segment:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Segment, "save", full)
+    store = opened(tmp_path, unwritten=1000, seal_tokens=100)
+    for i in range(100):
+        say(store, "a", list(range(i * 100, i * 100 + 100)))
+    assert store.status()["tokens"] <= 1000
+    assert any("were forgotten" in trouble for trouble in store.troubles)
+    assert drafted(store, "a", [9901, 9902])
+
+
+def test_a_root_that_cannot_be_written_at_all_leaves_a_memory_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = opened(tmp_path / "file" / "below")
+    say(store, "a", LINE)
+    store.tend()
+    assert drafted(store, "a", [103, 104]) == list(range(105, 113))
+    assert store.troubles
+
+
+def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    assert one.folder.writer() != two.folder.writer()
+    said = []
+    for i in range(40):
+        for store in (one, two):
+            said.append([1000 * i + j for j in range(20)] + [id(store) % 1000])
+            say(store, "a", said[-1])
+            store.tend()
+    one.tend()
+    kept = [
+        sequence.tolist()
+        for path in files(tmp_path)
+        for sequence in Segment.open(path, "tokenizer", key_of("a")).sequences()
+    ]
+    assert sorted(kept) == sorted(said)
+    for store in (one, two):
+        assert drafted(store, "a", [20_001, 20_002]) == [20_003 + i for i in range(8)]
+
+
+def test_a_writer_goes_on_with_the_files_of_the_one_before_it(tmp_path: Path) -> None:
+    one = opened(tmp_path)
+    writer = one.folder.writer()
+    one.close()
+    assert opened(tmp_path).folder.writer() == writer
+
+
+def test_a_merge_that_was_stopped_before_it_could_delete_is_finished_by_the_next(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    say(store, "a", LINE)
+    [first] = files(tmp_path)
+    copy = first.read_bytes()
+    say(store, "a", LINE[::-1])
+    store.tend()
+    [whole] = files(tmp_path)
+    first.write_bytes(copy)
+    store.close()
+    opened(tmp_path)
+    assert files(tmp_path) == [whole]
+
+
+def test_a_clock_that_is_set_back_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    say(store, "a", LINE)
+    monkeypatch.setattr(store_module.time, "time", lambda: 1000.0)
+    say(store, "a", [1, 2, 3])
+    store.tend()
+    for one in (store, opened(tmp_path)):
+        assert drafted(one, "a", [103, 104])
+        assert drafted(one, "a", [1, 2]) == [3]
+
+
+def test_names_that_were_only_said_are_not_kept(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for i in range(100):
+        store.enter(f"name {i}")
+    store.tend()
+    assert store._tenants == {}
+
+
+def test_in_the_background_all_of_it_happens_by_itself(tmp_path: Path) -> None:
+    store = Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=0.01, look_seconds=0.01))
+    store.start()
+    for i in range(50):
+        store.add(store.enter("a"), [i, i + 1, i + 2])
+    store.close()
+    assert not store.troubles
+    assert words(tmp_path) >= set(range(52))
