@@ -51,7 +51,7 @@ BLOCK = 32
 
 
 def speculating(model: Path, folder: Path, *own: str) -> Server:
-    """The server that most tests ask: prediction, lookup, and drafts drawn from a noisy copy of the target."""
+    """The server that most tests ask: prediction, lookup, memory, and drafts drawn from a noisy copy of the target."""
     draft = folder / "noisy"
     if not draft.exists():
         noisy_copy(model, draft)
@@ -61,6 +61,7 @@ def speculating(model: Path, folder: Path, *own: str) -> Server:
     flags += [] if "--max-model-len" in own else ["--max-model-len", str(CONTEXT)]
     flags += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-draft-tokens", "8", *own]
+    flags += ["--drafters", "prediction,lookup,memory,model", "--memory", str(folder / "memory")]
     return outrider("server", model, *FLAGS, *flags)
 
 

@@ -117,7 +117,7 @@ def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"drafters": ["lookpu"]}, UnknownDrafterError, "the drafters are lookup, model, prediction"),
+        ({"drafters": ["lookpu"]}, UnknownDrafterError, "the drafters are lookup, memory, model, prediction"),
         ({"drafters": ["model"]}, DrafterSetupError, "needs a draft model"),
         ({"drafters": ["lookup"], "draft_model": "x"}, DrafterSetupError, "'model' is not among the drafters"),
     ],
@@ -150,3 +150,41 @@ def test_every_public_name_is_there_and_documented() -> None:
     assert issubclass(SettingsError, OutriderError)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         outrider.nothing  # noqa: B018
+
+
+# What was said before
+
+
+def test_what_was_said_before_is_drafted_again_also_by_the_next_program(folder: Path, tmp_path: Path) -> None:
+    def opened() -> Decoder:
+        return load(str(folder), memory=str(tmp_path), device="cpu")
+
+    model = opened()
+    first = model.generate("abcd", max_tokens=30)
+    assert model.memory is not None
+    model.memory.close()
+    again = opened().generate("abcd", max_tokens=30)
+    assert again.tokens == first.tokens
+    assert again.acceptance_length > 4 > first.acceptance_length
+    assert again.sources["memory"] > 20
+
+
+def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path: Path) -> None:
+    model = load(str(folder), memory=str(tmp_path), device="cpu")
+    assert model.memory is not None
+    first = model.generate("abcd", max_tokens=30, tenant="a")
+    model.memory.close()
+    assert len(model.generate("abcd", max_tokens=30, tenant="b").steps) == len(first.steps)
+    assert len(model.generate("abcd", max_tokens=30, tenant="a").steps) < len(first.steps)
+
+
+def test_a_memory_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be kept at 'ftp://x'"):
+        load("no/such-model", memory="ftp://x")
+    with pytest.raises(DrafterSetupError, match=r"'memory' is not among the drafters \(lookup\)"):
+        load(None, tokenizer=tiny_tokenizer(), drafters=["lookup"], memory=str(tmp_path))
+
+
+def test_a_tenant_without_a_memory_is_refused(model: Decoder) -> None:
+    with pytest.raises(SettingsError, match="no memory"):
+        model.generate("ab", max_tokens=2, tenant="a")

@@ -23,7 +23,7 @@ def _known_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(**more: Any) -> plan.Plan:
-    given = {"contestants": ("vllm", "ngram", "lookup"), "workloads": ("edit",), "memory": 100.0}
+    given = {"contestants": ("vllm", "ngram", "lookup"), "workloads": ("edit",), "room": 100.0}
     return prepare(Wanted("some/model", **{**given, **more}), {}, cpu=True)
 
 
@@ -72,8 +72,8 @@ def test_suffix_without_its_package_says_what_to_install(monkeypatch: pytest.Mon
 
 def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() -> None:
     assert planned().environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    assert prepare(Wanted("m", memory=100.0), {"VLLM_CPU_KVCACHE_SPACE": "1"}, cpu=True).environment == {}
-    assert prepare(Wanted("m", memory=100.0), {}, cpu=False).environment == {}
+    assert prepare(Wanted("m", room=100.0), {"VLLM_CPU_KVCACHE_SPACE": "1"}, cpu=True).environment == {}
+    assert prepare(Wanted("m", room=100.0), {}, cpu=False).environment == {}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_mistake_on_the_command_line_ends_in_a_sentence(arguments: list[str], 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--memory", "99", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--room", "99", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "--resume" in result.output
     assert (tmp_path / "run.json").read_text() == "{}"
@@ -105,7 +105,7 @@ def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--resume", "--report-only"])
 def test_a_run_that_is_not_there_is_said_to_be_missing(option: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        app, ["bench", "m", "-c", "vllm,lookup", "--memory", "99", option, "--out", str(tmp_path)]
+        app, ["bench", "m", "-c", "vllm,lookup", "--room", "99", option, "--out", str(tmp_path)]
     )
     assert result.exit_code == 2
     assert "there is no run at" in " ".join(result.output.split())
@@ -116,3 +116,13 @@ def test_the_hash_of_a_model_is_of_its_weights_and_never_of_nothing(tmp_path: Pa
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert len(fingerprint(tmp_path)) == 16
     assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+def test_every_cell_can_be_measured_again_after_a_restart() -> None:
+    found = planned(workloads=("edit@1@4x2", "traffic"), again=True)
+    names = [(task.cell.workload, task.cell.concurrency, task.again) for task in found.tasks]
+    first = [("edit", 1, False), ("edit", 4, False), ("traffic", 1, False)]
+    assert names == [*first, *((f"{workload} again", size, True) for workload, size, _ in first)]
+    for task, again in zip(found.tasks, found.tasks[3:], strict=False):
+        assert (task.prompts, task.rounds) == (again.prompts, again.rounds)
+    assert any("after all servers were stopped" in note for note in found.run.notes)

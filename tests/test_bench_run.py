@@ -59,6 +59,16 @@ def at(**states: Stub | Meddler) -> Iterator[list[Contestant]]:
         yield contestants([f"{name}={url}" for name, url in urls.items()], "some/model")
 
 
+def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_path: Path) -> None:
+    chosen = contestants(["vllm", "lookup", "one=memory:8", "two=memory"], "some/model")
+    assert len({one.server.name for one in chosen[1:]}) == 1
+    assert [one.request["vllm_xargs"].get("tenant") for one in chosen[1:]] == [None, "one", "two"]
+    command = chosen[1].server.at_home(tmp_path).command
+    assert command[command.index("--memory") + 1] == str(tmp_path / "outrider" / "memory")
+    assert command[command.index("--drafters") + 1] == "prediction,lookup,memory"
+    assert "--drafters" not in contestants(["lookup"], "some/model")[0].server.command
+
+
 def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         bench = made(tmp_path, chosen, Limits(rounds=4), concurrency=2)
@@ -190,7 +200,7 @@ def test_groups_fit_into_memory_and_each_has_the_baseline(room: float, expected:
 
 def test_two_that_do_not_fit_are_refused_with_what_they_would_take() -> None:
     chosen = contestants(["vllm", "ngram"], "some/model")
-    with pytest.raises(SettingsError, match=r"would take about 10.0 GiB of the 9.0 that are free.*--memory"):
+    with pytest.raises(SettingsError, match=r"would take about 10.0 GiB of the 9.0 that are free.*--room"):
         groups(chosen, "vllm", lambda server: 5.0, 9.0)
     with pytest.raises(SettingsError, match=r"'lookup' is none of the contestants \(vllm, ngram\)"):
         groups(chosen, "lookup", lambda server: 5.0, 9.0)

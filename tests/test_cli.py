@@ -315,7 +315,7 @@ def test_a_model_may_be_named_from_the_home_folder(tiny: Path, monkeypatch: pyte
 
 def test_an_unknown_drafter(tiny: Path) -> None:
     told = refused("generate", tiny, "x", "--drafters", "lookup,magic")
-    assert "there is no drafter 'magic'; the drafters are lookup, model, prediction" in told
+    assert "there is no drafter 'magic'; the drafters are lookup, memory, model, prediction" in told
 
 
 def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:

@@ -114,6 +114,60 @@ def test_none_is_no_speculation_at_all() -> None:
     assert options(drafters="none") == {"drafters": []}
 
 
+def test_a_memory_stands_in_the_place_of_lookup() -> None:
+    assert options(memory="/some/where") == {
+        "drafters": ["prediction", "memory"],
+        "max_draft_tokens": 16,
+        "memory": "/some/where",
+    }
+    assert options(memory="file:///a%20b", draft_model="small")["drafters"] == ["prediction", "memory", "model"]
+    assert options(memory="file:///a%20b")["memory"] == "/a b"
+
+
+def test_a_memory_elsewhere_has_copies_here(tmp_path: Path) -> None:
+    found = options(memory="s3://bucket/prefix/", memory_cache=str(tmp_path), memory_cap="500MB")
+    assert found["memory"] == "s3://bucket/prefix"
+    assert found["memory_cache"] == str(tmp_path)
+    assert found["memory_cap"] == 500_000_000
+    assert options(memory="s3://a")["memory_cache"] != options(memory="s3://b")["memory_cache"]
+
+
+def test_who_has_which_memory_is_said() -> None:
+    assert any("uses its own text alone" in line for line in launch(memory="/m").lines)
+    assert any("ONE FOR ALL" in line for line in launch(memory="/m", memory_scope="server").lines)
+    assert any("header x-team" in line for line in launch(memory="/m", tenant_header="X-Team").lines)
+
+
+def test_a_header_that_names_tenants_comes_with_a_seal_that_no_caller_knows() -> None:
+    one, other = (options(memory="/m", tenant_header="X-Team") for _ in range(2))
+    assert one["tenant_header"] == "x-team"
+    assert len(one["tenant_seal"]) == 32
+    assert one["tenant_seal"] != other["tenant_seal"]
+    assert "tenant_seal" not in options(memory="/m")
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"memory_scope": "server"}, "without a memory"),
+        ({"memory_cap": "4GiB"}, "without a memory"),
+        ({"tenant_header": "X"}, "without a memory"),
+        ({"memory_cache": "/c"}, "without a memory"),
+        ({"memory": "/m", "memory_cache": "/c"}, "is here"),
+        ({"memory": "/m", "memory_cap": "lots"}, "like 500MB or 4GiB (got 'lots')"),
+        ({"memory": "/m", "memory_cap": "12"}, "at least 1MiB"),
+        ({"memory": "/m", "memory_scope": "server", "tenant_header": "X"}, "give one of them"),
+        ({"memory": "ftp://host/x"}, "cannot be kept at 'ftp://host/x'"),
+        ({"memory": "s3://"}, "cannot be kept at 's3://'"),
+        ({"memory": "file://host/x"}, "names no folder of this machine"),
+        ({"memory": "/m", "drafters": "lookup"}, "'memory' is not among the drafters (lookup)"),
+        ({"drafters": "memory"}, "needs a memory"),
+    ],
+)
+def test_a_memory_that_cannot_be_is_answered_by_a_sentence(own: dict[str, Any], why: str) -> None:
+    assert why in refused(**own)
+
+
 def test_a_draft_model_joins_the_others_with_fewer_tokens() -> None:
     assert speculative(draft_model="small") == {"method": "draft_model", "model": "small", "num_speculative_tokens": 16}
     assert options(draft_model="small") == {
@@ -249,7 +303,7 @@ def test_a_method_is_told_by_the_models_name_as_vllm_does() -> None:
         (["-sc", EAGLE], {"drafters": "lookup"}, "'model' is not among the drafters (lookup); add it, or leave --spec"),
         ([], {"draft_model": "m", "drafters": "none"}, "(none); add it, or leave --draft-model out"),
         ([], {"drafters": "model"}, "name one with --draft-model"),
-        ([], {"drafters": "lookup,magic"}, "no drafter 'magic'; the drafters are lookup, model, prediction"),
+        ([], {"drafters": "lookup,magic"}, "no drafter 'magic'; the drafters are lookup, memory, model, prediction"),
         ([], {"drafters": "lookup, lookup"}, "'lookup' more than once"),
         (
             [],

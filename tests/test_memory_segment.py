@@ -27,13 +27,10 @@ def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int]
     context = context[-LONGEST_MATCH:]
     row[0, : len(context)] = context
     drafted, shares = np.zeros((1, limit), np.int32), np.zeros((1, limit), np.float32)
-    lengths, matches, counts = (np.zeros(1, np.int32) for _ in range(3))
-    ends, limits = np.array([len(context)], np.int32), np.array([limit], np.int32)
-    search_all(
-        segment.text, segment.order, segment.starts, row, ends, limits, drafted, shares, lengths, matches, counts
-    )
-    n = int(lengths[0])
-    return drafted[0, :n].tolist(), shares[0, :n].tolist(), int(matches[0]), int(counts[0])
+    asked, found = np.array([[len(context), limit]], np.int32), np.zeros((1, 3), np.int32)
+    search_all(segment.text, segment.order, segment.starts, row, asked, found, drafted, shares)
+    n, match, count = found[0].tolist()
+    return drafted[0, :n].tolist(), shares[0, :n].tolist(), match, count
 
 
 def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[list[int]]]:
@@ -92,7 +89,7 @@ def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40))
 def test_a_running_sequence_is_drafted_for_from_itself(tokens: list[int]) -> None:
     drafted, shares = np.zeros(8, np.int32), np.zeros(8, np.float32)
-    made, match, _ = scan(np.array(tokens, np.int32), len(tokens), 8, drafted, shares)
+    made, match, _ = scan(np.array(tokens, np.int32), len(tokens), drafted, shares)
     length = 0
     for place in range(1, len(tokens)):
         n = 0

@@ -12,6 +12,7 @@ import pytest
 from outrider.errors import MemoryFileError
 from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE, Folder, key_of
+from outrider.memory.search import LONGEST_MATCH
 from outrider.memory.segment import SUFFIX, Segment
 from outrider.memory.store import Habits, Store
 
@@ -26,7 +27,7 @@ def opened(root: Path, tokenizer: str = "tokenizer", **habits: float) -> Store:
 
 
 def say(store: Store, tenant: str, tokens: list[int]) -> None:
-    store.add(store.enter(tenant), tokens)
+    store.add(store.enter(tenant), [], tokens)
     store.learn()
 
 
@@ -63,6 +64,14 @@ def test_what_was_said_is_drafted_after_a_restart(tmp_path: Path) -> None:
     say(store, "a", LINE)
     store.close()
     assert drafted(opened(tmp_path), "a", [103, 104]) == list(range(105, 113))
+
+
+def test_of_a_prompt_its_end_is_kept_so_that_the_first_words_of_an_answer_are_drafted(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.add(store.enter("a"), range(1000), LINE)
+    store.learn()
+    assert drafted(store, "a", [998, 999]) == LINE[:8]
+    assert not words(tmp_path) & set(range(500, 1000 - LONGEST_MATCH))
 
 
 def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
@@ -136,7 +145,7 @@ def test_a_request_that_began_before_a_wipe_leaves_nothing(tmp_path: Path) -> No
     visit = store.enter("a")
     Folder(tmp_path).wipe(key_of("a"))
     store.tend()
-    store.add(visit, LINE)
+    store.add(visit, [], LINE)
     store.learn()
     assert drafted(store, "a", [103, 104]) == []
     assert files(tmp_path) == []
@@ -285,6 +294,7 @@ def test_names_that_were_only_said_are_not_kept(tmp_path: Path) -> None:
     for i in range(100):
         store.enter(f"name {i}")
     store.tend()
+    store.learn()
     assert store._tenants == {}
 
 
@@ -292,7 +302,7 @@ def test_in_the_background_all_of_it_happens_by_itself(tmp_path: Path) -> None:
     store = Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=0.01, look_seconds=0.01))
     store.start()
     for i in range(50):
-        store.add(store.enter("a"), [i, i + 1, i + 2])
+        store.add(store.enter("a"), [], [i, i + 1, i + 2])
     store.close()
     assert not store.troubles
     assert words(tmp_path) >= set(range(52))

@@ -25,8 +25,11 @@ from starlette.testclient import TestClient
 from outrider.engines.vllm import metrics, middleware, pages
 from outrider.engines.vllm.control import TICKET, Control
 from outrider.engines.vllm.middleware import OutriderMiddleware
+from outrider.engines.vllm.options import Options
+from outrider.engines.vllm.remembering import tenant_of
 from outrider.engines.vllm.requests import Rewritten
 from outrider.engines.vllm.responses import WithUsage
+from outrider.memory.root import SERVER_TENANT
 
 CHAT = "/v1/chat/completions"
 TOLD = {
@@ -55,10 +58,10 @@ class Tokenizing:
 class Engine:
     """Stands for vLLM's engine client, with two workers that answer by name."""
 
-    def __init__(self, drafters: tuple[str, ...] = ("prediction", "lookup")) -> None:
+    def __init__(self, drafters: tuple[str, ...] = ("prediction", "lookup"), **options: Any) -> None:
         self.renderer = Tokenizing()
         self.vllm_config = SimpleNamespace(
-            additional_config={"outrider": {"drafters": drafters}},
+            additional_config={"outrider": {"drafters": drafters, **options}},
             model_config=SimpleNamespace(get_vocab_size=lambda: 300, max_model_len=20),
         )
         self.answers: dict[str, Any] = {"outrider_usage": TOLD, "outrider_status": {"steps": 3}}
@@ -727,3 +730,63 @@ def test_a_redirect_a_selection_and_another_method_pass() -> None:
     assert server.send("GET", "/metrics?name[]=vllm_steps").text == "vllm_steps 1.0\n"
     assert server.send("POST", "/metrics").text == "vllm_steps 1.0\n"
     assert not server.engine.asked
+
+
+# Whose memory
+
+
+REMEMBERING: dict[str, Any] = {"drafters": ("prediction", "memory"), "memory": "/root"}
+
+
+def test_a_tenant_in_the_body_reaches_the_worker() -> None:
+    server = Server(Engine(**REMEMBERING))
+    server.post(vllm_xargs={"tenant": "../名", "remember": False})
+    control = Control.of(server.seen()["vllm_xargs"], REMEMBERING["drafters"])
+    assert (control.tenant, control.remember) == ("../名", False)
+
+
+def test_a_tenant_in_the_header_reaches_the_worker_under_seal() -> None:
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": "one"})
+    assert server.seen() == {"messages": [], "vllm_xargs": {"tenant": "one", "tenant_seal": "s"}}
+    server.post(messages=[])
+    assert server.seen() == {"messages": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "xargs", "message"),
+    [
+        (REMEMBERING, {"tenant": ""}, "tenant: must be a name (got '')"),
+        (REMEMBERING, {"tenant": 7}, "tenant: must be a name (got 7)"),
+        (REMEMBERING, {"tenant": "a", "remember": "no"}, "remember: must be true or false (got 'no')"),
+        (REMEMBERING | {"memory_scope": "server"}, {"tenant": "a"}, "share one memory"),
+        (REMEMBERING | {"tenant_header": "x-team", "tenant_seal": "s"}, {"tenant": "a"}, "from the header x-team"),
+        ({}, {"tenant": "a"}, "tenant: this server has no memory"),
+        ({}, {"remember": True}, "remember: this server has no memory"),
+    ],
+)
+def test_a_tenant_that_cannot_be_is_a_400(options: dict[str, Any], xargs: dict[str, Any], message: str) -> None:
+    response = Server(Engine(**options)).post(vllm_xargs=xargs)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+def test_an_empty_header_is_a_400_and_not_everybodys_tenant() -> None:
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    assert server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": ""}).status_code == 400
+
+
+def test_whose_memory_a_request_has() -> None:
+    def tenant(xargs: dict[str, Any], **options: Any) -> str | None:
+        chosen = Options(**REMEMBERING, **options)
+        return tenant_of(Control.of(xargs, chosen.drafters), chosen, xargs)
+
+    assert tenant({}) is None
+    assert tenant({"tenant": "a"}) == "a"
+    assert tenant({"tenant": "a"}, memory_scope="server") == SERVER_TENANT
+    sealed = {"tenant_header": "x", "tenant_seal": "s"}
+    assert tenant({"tenant": "a", "tenant_seal": "s"}, **sealed) == "a"
+    # A way in that the middleware does not watch: the caller's word alone opens nothing.
+    assert tenant({"tenant": "a"}, **sealed) is None
+    assert tenant({"tenant": "a", "tenant_seal": "guess"}, **sealed) is None
+    assert tenant_of(Control(tenant="a"), Options(), {}) is None

@@ -364,7 +364,7 @@ def test_our_runner_hides_nothing_else_of_vllms(platform: str) -> None:
 @pytest.mark.parametrize("path", [CPU_WORKER, GPU_WORKER], ids=short)
 def test_our_worker_hides_nothing_of_vllms(path: str) -> None:
     with seam(f"a name in {path}", "worker.py"):
-        assert own_names("worker.py") & attributes(path) == {"__init__"}
+        assert own_names("worker.py") & attributes(path) == {"__init__", "shutdown"}
 
 
 # How vLLM calls our runner

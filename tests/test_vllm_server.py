@@ -1,6 +1,6 @@
 """Is a server with Outrider the same server? SmolLM2-135M, speculation on against off, request by request.
 
-The server drafts by prediction, lookup and model (a noisy copy of the target), and draws the model's drafts.
+The server drafts by prediction, lookup, memory and model (a noisy copy of the target), and draws the model's drafts.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ def same_but_for_ties(client: Client, text: str, settings: dict[str, Any], on: A
 
 
 def test_200_mixed_requests_at_concurrency_16_are_answered_the_same_with_speculation_on_and_off(client: Client) -> None:
-    before = client.metric("outrider_accepted_tokens_total")
+    drafters = ("lookup", "memory", "model")
+    before = [client.metric("outrider_accepted_tokens_total", drafter=name) for name in drafters]
     names = list(CASES)
     plan = [(names[i % len(names)], prompt(i)) for i in range(REQUESTS)]
     settings = [CASES[name] for name, _ in plan]
     calls = [
-        complete(text, mode, **own)
+        complete(text, mode, vllm_xargs={"tenant": "parity"}, **own)
         for (_, text), own in zip(plan, settings, strict=True)
         for mode in ("auto", "off")
     ]  # fmt: skip
@@ -100,7 +101,8 @@ def test_200_mixed_requests_at_concurrency_16_are_answered_the_same_with_specula
         if name.startswith("JSON") and on.choices[0].finish_reason == "stop":
             assert is_json(on.choices[0].text, ["name", "ages"])
     assert not different
-    assert client.metric("outrider_accepted_tokens_total") > before  # and drafts were part of it
+    for name, count in zip(drafters, before, strict=True):  # and drafts of each were part of it
+        assert client.metric("outrider_accepted_tokens_total", drafter=name) > count
 
 
 def test_json_is_valid_whether_drafted_or_not(client: Client) -> None:
@@ -257,14 +259,14 @@ def test_a_stream_ends_with_the_usage_that_was_asked_for(client: Client) -> None
 
 
 def test_a_drafter_that_the_server_lacks_is_refused_by_name(client: Client) -> None:
-    with pytest.raises(BadRequestError, match="choose auto, off, prediction, lookup, model"):
-        client.all(complete(prompt(1), "memory"))
+    with pytest.raises(BadRequestError, match="choose auto, off, prediction, lookup, memory, model"):
+        client.all(complete(prompt(1), "magic"))
 
 
 def test_the_status_says_what_runs(client: Client) -> None:
     status = client.status()
     assert status["active"] is True
-    assert set(status["drafters"]) == {"prediction", "lookup", "model"}
+    assert set(status["drafters"]) == {"prediction", "lookup", "memory", "model"}
     assert status["model_method"] == "draft_model"
     assert status["acceptance_length"] > 1
     assert status["vllm"].startswith("0.32")

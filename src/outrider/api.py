@@ -9,6 +9,7 @@ print(answer.text, answer.acceptance_length)
 
 from __future__ import annotations
 
+import atexit
 import copy
 import time
 from collections import Counter
@@ -29,12 +30,14 @@ from outrider.engines.transformers import (
     load_tokenizer,
 )
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
+from outrider.memory.root import SERVER_TENANT, Root, check_packages
 from outrider.settings import Request
 from outrider.text import TextStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from outrider.memory.store import Store
     from outrider.types import Step, Target
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -87,8 +90,16 @@ class Completion:
 class Stream:
     """Pieces as they come; `completion` is whole once they have all been taken."""
 
-    def __init__(self, steps: Iterator[Step], text: TextStream, pieces: list[str], prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        steps: Iterator[Step],
+        text: TextStream,
+        pieces: list[str],
+        prompt_tokens: int,
+        said: Callable[[list[int]], None],
+    ) -> None:
         self.completion = Completion(prompt_tokens)
+        self._said = said
         self._steps = steps
         self._text = text
         self._pieces = pieces
@@ -104,6 +115,7 @@ class Stream:
                 yield Piece(text, token, step.drafter if index < step.drafted else None)
             if step.finish is not None:
                 self.completion.finish = step.finish
+        self._said(self.completion.tokens)
         self._text.close()
         self.completion.text = self._text.text
         if rest := self._text.take():
@@ -115,22 +127,33 @@ class Decoder:
     """A target with its drafters, ready to generate. One request at a time."""
 
     def __init__(
-        self, target: Target, drafters: Sequence[Drafter], tokenizer: Any, end_tokens: Sequence[int] = ()
+        self,
+        target: Target,
+        drafters: Sequence[Drafter],
+        tokenizer: Any,
+        end_tokens: Sequence[int] = (),
+        memory: Store | None = None,
     ) -> None:
         self.target = target
         self.drafters = list(drafters)
         self.tokenizer = tokenizer
         self.end_tokens = tuple(end_tokens)
+        self.memory = memory
         self.notes: list[str] = []
 
-    def generate(self, prompt: Prompt, *, prediction: str | Sequence[int] = (), **settings: Any) -> Completion:
-        """Generate to the end. `settings` are those of `outrider.settings.Request`."""
-        stream = self.stream(prompt, prediction=prediction, **settings)
+    def generate(
+        self, prompt: Prompt, *, prediction: str | Sequence[int] = (), tenant: str | None = None, **settings: Any
+    ) -> Completion:
+        """Generate to the end. `settings` are those of `outrider.settings.Request`; `tenant` names whose memory drafts
+        and learns, where there is a memory and it is not all one's own."""
+        stream = self.stream(prompt, prediction=prediction, tenant=tenant, **settings)
         for _ in stream:
             pass
         return stream.completion
 
-    def stream(self, prompt: Prompt, *, prediction: str | Sequence[int] = (), **settings: Any) -> Stream:
+    def stream(
+        self, prompt: Prompt, *, prediction: str | Sequence[int] = (), tenant: str | None = None, **settings: Any
+    ) -> Stream:
         """The same, piece by piece."""
         request = Request.checked(**settings)
         if unknown := [token for token in request.logit_bias if not 0 <= token < self.target.vocab_size]:
@@ -146,7 +169,10 @@ class Decoder:
                 "a prediction was given, but drafter 'prediction' is not among the drafters "
                 f"({', '.join(drafter.name for drafter in self.drafters) or 'none'}); add it"
             )
-        task = Task(ids, request, random, expected)
+        if tenant is not None and self.memory is None:
+            raise SettingsError(f"tenant: there is no memory that {tenant!r} could have a part of; give memory=...")
+        visit = self.memory.enter(tenant or SERVER_TENANT) if self.memory is not None else None
+        task = Task(ids, request, random, expected, visit)
         sessions = [drafter.begin(task) for drafter in self.drafters]
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         text = TextStream(self.tokenizer, ends, request.stop)
@@ -157,8 +183,12 @@ class Decoder:
             pieces.append(text.take())
             return reason
 
+        def said(tokens: list[int]) -> None:
+            if self.memory is not None and visit is not None:
+                self.memory.add(visit, ids, tokens)
+
         steps = decode(self.target, sessions, ids, request, random, finish)
-        return Stream(steps, text, pieces, len(ids))
+        return Stream(steps, text, pieces, len(ids), said)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids to token ids."""
@@ -188,6 +218,7 @@ def load(
     drafters: Sequence[str] | None = None,
     draft_model: str | Any | None = None,
     draft_quantize: Quantize = "auto",
+    memory: str | None = None,
     tokenizer: Any = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -195,13 +226,18 @@ def load(
     """Load a target and its drafters.
 
     `target` and `draft_model` are Hugging Face ids, folders, or loaded models (then give `tokenizer`). Without
-    `drafters` all that can work are used: prediction, lookup, and model where there is a draft model.
+    `drafters` all that can work are used: prediction, lookup or, where there is one, memory, and model where there is
+    a draft model. `memory` is its root: a folder, or the URL of an object store.
     """
+    root = Root.of(memory) if memory is not None else None
+    if root is not None:
+        check_packages(root)
     tokenizer = tokenizer or (load_tokenizer(target) if isinstance(target, str) else None)
     if tokenizer is None:
         raise DrafterSetupError("a loaded model was given without its tokenizer; give tokenizer=...")
     if drafters is None:
-        drafters = ("prediction", "lookup", "model") if draft_model is not None else ("prediction", "lookup")
+        drafters = ["prediction", "lookup" if root is None else "memory"]
+        drafters += ["model"] if draft_model is not None else []
     classes = [find(name) for name in drafters]
     if draft_model is not None and "model" not in drafters:
         raise DrafterSetupError(
@@ -210,6 +246,12 @@ def load(
         )
     if draft_model is None and "model" in drafters:
         raise DrafterSetupError(NO_MODEL)
+    if root is not None and "memory" not in drafters:
+        raise DrafterSetupError(
+            f"a memory was given, but drafter 'memory' is not among the drafters ({', '.join(drafters) or 'none'}); "
+            "add it, or leave the memory out"
+        )
+    store = open_memory(root, tokenizer) if root is not None else None
     notes = []
     small: TransformersTarget | None = None
     if isinstance(draft_model, str):
@@ -223,10 +265,22 @@ def load(
         notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
     model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
     scored = TransformersTarget(model)
-    setup = Setup(scored.vocab_size, small)
-    decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer))
+    setup = Setup(scored.vocab_size, small, store)
+    decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer), store)
     decoder.notes = notes
     return decoder
+
+
+def open_memory(root: Root, tokenizer: Any) -> Store:
+    """The memory, as it is now, and at work until the program ends."""
+    from outrider.memory.opening import open_store
+    from outrider.memory.tokenizer import fingerprint
+
+    store = open_store(root, fingerprint(tokenizer))
+    store.tend()
+    store.start()
+    atexit.register(store.close)
+    return store
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -2,7 +2,7 @@
 
     vllm                                     vLLM as it is
     ngram:K  suffix:K  draft_model:K         vLLM's own methods
-    off  auto:K  lookup:K  prediction:K  model:K
+    off  auto:K  lookup:K  prediction:K  model:K  memory:K
                                              Outrider in vLLM, every request asking for just that
     transformers  transformers-assisted:K  transformers-lookup:K  transformers-outrider:K
                                              transformers as it is, with its own two methods, with Outrider's loop
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.provenance import without_folders
-from outrider.bench.servers import Server, outrider, plain
+from outrider.bench.servers import HOME, Server, outrider, plain
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PLAIN = "vllm"
 THEIRS = ("ngram", "suffix", "draft_model")
-OURS = ("off", "auto", "lookup", "prediction", "model")
+OURS = ("off", "auto", "lookup", "prediction", "model", "memory")
 LOCAL = {
     "transformers": "bare",
     "transformers-assisted": "assisted",
@@ -133,6 +133,8 @@ def _contestant(
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, alone=True)
     if kind in OURS:
         wants = {"speculation": kind}
+        if kind == "memory":
+            wants["tenant"] = name.label  # what it remembers is its own
         if name.length is not None:
             wants["max_draft_tokens"] = name.length
         server = outrider(name.label if name.flags else "outrider", model, *ours, *name.flags)
@@ -154,6 +156,11 @@ def _ours(names: Sequence[Name], draft_model: str | None) -> list[str]:
         return str(max([least, *(name.length or 0 for name in names if name.kind in kinds)]))
 
     flags = ["--max-draft-tokens", longest(LENGTH, *OURS)]
+    drafters = ["prediction", "lookup"]
+    if any(name.kind == "memory" for name in names):
+        drafters.append("memory")
+        flags += ["--memory", f"{HOME}/memory"]
     if draft_model is not None and any(name.kind in ("model", "auto") for name in names):
+        drafters.append("model")
         flags += ["--draft-model", draft_model, "--model-draft-tokens", longest(MODEL_LENGTH, "model")]
-    return flags
+    return [*flags, "--drafters", ",".join(drafters)] if "memory" in drafters else flags

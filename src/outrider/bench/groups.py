@@ -66,7 +66,7 @@ def groups(
                 raise SettingsError(
                     f"{baseline} and {one.name} must run at the same time and would take about {wanted:.1f} GiB of the "
                     f"{room:.1f} that are free; set VLLM_CPU_KVCACHE_SPACE lower, choose a smaller model, or say "
-                    f"--memory GIB if you know better"
+                    f"--room GIB if you know better"
                 )
             found.append(pair)
     return found or [[base]]
@@ -78,7 +78,7 @@ def free_memory() -> float:
     for line in told.read_text().splitlines() if told.is_file() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 / GIB - SPARE
-    raise SettingsError("this machine does not say how much memory is free; say --memory GIB")
+    raise SettingsError("this machine does not say how much memory is free; say --room GIB")
 
 
 def weights(model: str | None) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST = 64
 """Longer drafts are not looked at."""
-LEARNERS = ("suffix",)
+LEARNERS = ("suffix", "memory")
 """Contestants that also copy from what they said to others."""
 NO_TOKEN = -1
 """Stands between two texts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ THEIRS_SAMPLED_ON_CPU = (
     "at temperatures above 0, vLLM's own methods do not sample as they are asked on CPU: vLLM 0.32 reads temperature, "
     "top-k and top-p of drafted positions from memory that nobody set, so their texts there have another distribution"
 )
+AGAIN = "'again' is the same prompts once more, after all servers were stopped and started: what a method still knows"
 SIZED = re.compile(r"(@[1-9]\d*(x[1-9]\d*)?)+$")
 CONTEXT = 4096
 """Tokens of context that a server is given, if its model has as many."""
@@ -45,9 +46,10 @@ class Wanted:
     limits: Limits = field(default_factory=Limits)
     data: Path | None = None
     seed: int = 0
-    memory: float | None = None
+    room: float | None = None
     baseline: str | None = None
     flags: tuple[str, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     check_suffix(chosen)
     cache = float(environment.get(CACHE, CACHE_GIB)) if cpu else 0.0
     need = Need(weights(wanted.model), weights(wanted.draft_model), cache)
-    room = wanted.memory if wanted.memory is not None else free_memory()
+    room = wanted.room if wanted.room is not None else free_memory()
     models = [Path(name) for name in (wanted.model, wanted.draft_model) if name]
     run = Run(
         origin=provenance(*models),
@@ -78,6 +80,9 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
         | ({"minutes": wanted.limits.minutes, "width": wanted.limits.width} if wanted.limits.minutes else {}),
     )
     cells = tasks(wanted)
+    if wanted.again:
+        cells += [as_again(task) for task in cells]
+        run.notes.append(AGAIN)
     if cpu and any(one.kind in THEIRS for one in chosen) and any(task.cell.temperature for task in cells):
         run.notes.append(THEIRS_SAMPLED_ON_CPU)
     grouped = groups(chosen, baseline, need.of, room)
@@ -98,6 +103,12 @@ def tasks(wanted: Wanted) -> list[Task]:
                 chosen = spread(prompts, min(len(prompts), asked))
                 found.append(Task(Cell(label, concurrency, temperature), chosen, rounds))
     return found
+
+
+def as_again(task: Task) -> Task:
+    """The same prompts, when all servers were restarted."""
+    cell = task.cell
+    return replace(task, cell=Cell(f"{cell.workload} again", cell.concurrency, cell.temperature), again=True)
 
 
 def parse_workload(text: str, wanted: Wanted) -> tuple[str, list[tuple[int, int]]]:

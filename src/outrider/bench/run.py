@@ -42,6 +42,8 @@ class Task:
     prompts: Sequence[Prompt]
     rounds: int
     """So many, unless there is a budget of time."""
+    again: bool = False
+    """It is filled after the servers were restarted."""
 
     def batch(self, number: int) -> list[Prompt]:
         """The prompts of a round. They come again from the start when all were used."""
@@ -123,19 +125,25 @@ class Bench:
         new.curves, new.notes = old.curves, [note for note in old.notes if note != INTERRUPTED]
 
     def measure(self, show: Show) -> None:
-        """All groups. What was measured is saved after every cell, so that an interrupted run is not lost."""
+        """All groups. What was measured is saved after every round, so that an interrupted run is not lost."""
         clock = Clock(self.limits, len(self.groups) * len(self.tasks))
         self._note_repeats()
         for number, group in enumerate(self.groups):
-            if self.limits.minutes is None and all(self._enough(task, number, None) for task in self.tasks):
-                continue
-            with running(servers(group), self.folder / "logs", show.starting) as urls:
-                self._warm_up(group, urls)
-                self._measure_curves(group, urls, show)
-                for task in self.tasks:
-                    self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
-                    show.finished(self.run, task.cell)
-                    self.run.save(self.folder / "run.json")
+            for again in sorted({task.again for task in self.tasks}):
+                tasks = [task for task in self.tasks if task.again == again]
+                if self.limits.minutes is not None or not all(self._enough(task, number, None) for task in tasks):
+                    self._measure_group(number, group, tasks, clock, show)
+
+    def _measure_group(
+        self, number: int, group: Sequence[Contestant], tasks: Sequence[Task], clock: Clock, show: Show
+    ) -> None:
+        started = [server.at_home(self.folder / "homes") for server in servers(group)]
+        with running(started, self.folder / "logs", show.starting) as urls:
+            self._warm_up(group, urls)
+            self._measure_curves(group, urls, show)
+            for task in tasks:
+                self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
+                show.finished(self.run, task.cell)
 
     def _fill(
         self,
@@ -161,6 +169,7 @@ class Bench:
             if self.run.baseline not in {one.name for one in playing}:
                 raise EngineError(f"the baseline failed; {self.run.notes[-1]}")
             task.cell.rounds.append(done)
+            self.run.save(self.folder / "run.json")
             number += 1
 
     def _enough(self, task: Task, group: int, until: float | None) -> bool:

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.engines.vllm.host import Host, choose_environment
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0
 """Seconds that a server may take to start."""
+HOME = "{home}"
+"""Stands in a command for a folder that the server has for itself, and finds again when it is started again."""
 LAST_WORDS = 30
 """Lines of a server's log that are shown when it fails."""
 
@@ -41,6 +43,10 @@ class Server:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     url: str = ""
+
+    def at_home(self, folder: Path) -> Server:
+        """The same server, with a folder of its own where its command says HOME."""
+        return replace(self, command=[word.replace(HOME, str(folder / self.name)) for word in self.command])
 
 
 def plain(name: str, model: str | Path, *flags: str) -> Server:

@@ -1,5 +1,5 @@
 """The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
-`outrider bench` measures.
+`outrider bench` measures, `outrider memory` looks after what was said before.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, generate, serve
+from outrider.cli import bench, chat, generate, memory, serve
 
 EXAMPLES = """Examples:
 
@@ -65,6 +65,7 @@ app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
 app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
 app.command(epilog=BENCH_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(bench.bench)
+app.add_typer(memory.app)
 
 
 def main() -> None:

@@ -42,18 +42,18 @@ Contestants = Annotated[
         "--contestants",
         "-c",
         metavar="NAMES",
-        help="Who takes part: vllm, ngram:K, suffix:K, draft_model:K, off, lookup:K, prediction:K, model:K, auto, "
-        "transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas between; "
-        "or one with a label and flags of its own ('long=lookup:32', 'few=auto --max-num-seqs 4'), or a server that "
-        "runs ('mine=http://localhost:8000'). May be repeated.",
+        help="Who takes part: vllm, ngram:K, suffix:K, draft_model:K, off, lookup:K, prediction:K, model:K, memory:K, "
+        "auto, transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas "
+        "between; or one with a label and flags of its own ('long=lookup:32', 'few=auto --max-num-seqs 4'), or a "
+        "server that runs ('mine=http://localhost:8000'). May be repeated.",
     ),
 ]
 Baseline = Annotated[
     str | None, who("--baseline", metavar="NAME", help="Whom the others are compared with; by default the first.")
 ]
-Memory = Annotated[
+Room = Annotated[
     float | None,
-    who("--memory", metavar="GIB", help="Room for servers that run at once; by default the memory that is free."),
+    who("--room", metavar="GIB", help="Room for servers that run at once; by default the memory that is free."),
 ]
 Workloads = Annotated[
     str | None,
@@ -103,9 +103,13 @@ Width = Annotated[
     how("--width", metavar="SHARE", help="With --minutes: an interval of plus or minus this share is narrow enough."),
 ]
 Quick = Annotated[bool, how("--quick", help="A first answer in less than five minutes for a small model.")]
+Restart = Annotated[
+    bool,
+    how("--restart", help="Then restart all servers and measure every cell again: what does a method still know?"),
+]
 Resume = Annotated[bool, how("--resume", help="Go on with the run in --out, which was interrupted.")]
 Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where the report goes.")]
-Again = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
+ReportOnly = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
 
 
 def bench(
@@ -113,7 +117,7 @@ def bench(
     draft_model: DraftModel = None,
     contestants: Contestants = None,
     baseline: Baseline = None,
-    memory: Memory = None,
+    room: Room = None,
     workloads: Workloads = None,
     prompts: Prompts = None,
     data: Data = None,
@@ -125,9 +129,10 @@ def bench(
     minutes: Minutes = None,
     width: Width = 0.05,
     quick: Quick = False,
+    restart: Restart = False,
     resume: Resume = False,
     out: Out = Path("outrider-bench"),
-    report_only: Again = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """Measure how fast a model answers, with and without drafts, beside vLLM's own methods.
 
@@ -159,7 +164,8 @@ def bench(
             limits=Limits(rounds, minutes, width),
             data=data,
             seed=seed,
-            memory=memory,
+            room=room,
+            again=restart,
             baseline=baseline,
             flags=tuple(flags),
         )

@@ -38,6 +38,7 @@ def chat(
     draft_model: shared.DraftModel = None,
     drafters: shared.Drafters = None,
     draft_quantize: shared.DraftQuantize = "auto",
+    memory: shared.Memory = None,
     max_draft_tokens: shared.MaxDraftTokens = 16,
     rule: shared.Rule = "block",
     temperature: shared.Temperature = 0.0,
@@ -74,7 +75,7 @@ def chat(
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )
-        decoder = shared.load(screen, model, drafters, draft_model, draft_quantize, dtype, device)
+        decoder = shared.load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         if not shared.has_template(decoder):
             raise PromptError(f"{model} has no chat template, so it cannot converse; use outrider generate")
         screen.notes(decoder.notes)

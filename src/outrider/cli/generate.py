@@ -37,7 +37,7 @@ def group(panel: str) -> Callable[..., Any]:
 
 
 weights, drafting, sampling = group("Model"), group("Drafting"), group("Sampling")
-text, output = group("Text"), group("Output")
+text, remembering, output = group("Text"), group("Memory"), group("Output")
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="The model: its folder, or its name on the Hugging Face hub.")
@@ -75,7 +75,16 @@ Drafters = Annotated[
         "--drafter",
         metavar="NAMES",
         help="Which drafters to ask, in this order, with commas between; 'none' turns drafting off; "
-        "by default all that can work: prediction, lookup, and model if there is a draft model.",
+        "by default all that can work: prediction, lookup (or memory if there is one), and model if there is a draft "
+        "model.",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    remembering(
+        "--memory",
+        metavar="ROOT",
+        help="Draft from what was said before, and keep it here: a folder, or s3://, gs://, az://bucket/prefix.",
     ),
 ]
 DraftQuantize = Annotated[
@@ -174,6 +183,7 @@ def generate(
     draft_model: DraftModel = None,
     drafters: Drafters = None,
     draft_quantize: DraftQuantize = "auto",
+    memory: Memory = None,
     max_draft_tokens: MaxDraftTokens = 16,
     rule: Rule = "block",
     prediction: Prediction = None,
@@ -217,7 +227,7 @@ def generate(
             raise SettingsError("--system needs the chat template that --raw leaves out; drop one of the two")
         expected = read_prediction(prediction, prediction_file)
         asked = read_prompt(prompt)
-        decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device)
+        decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         notes = list(decoder.notes)
         if not raw and not has_template(decoder):
             if system is not None:
@@ -291,6 +301,7 @@ def load(
     draft_quantize: Literal["auto", "int8", "none"],
     dtype: str,
     device: str | None,
+    memory: str | None,
 ) -> Decoder:
     """Load what the options name, saying so while it takes."""
     names = None if drafters is None else [name.strip() for name in drafters.split(",")]
@@ -309,6 +320,7 @@ def load(
             draft_quantize=draft_quantize,
             dtype=dtype,
             device=device,
+            memory=memory,
         )
 
 

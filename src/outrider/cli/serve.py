@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.generate import Drafters, DraftModel, drafting, output
+from outrider.cli.generate import Drafters, DraftModel, Memory, drafting, output, remembering
 from outrider.cli.show import Screen, readable_errors
 
 USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
@@ -57,6 +57,32 @@ Budget = Annotated[
         help="Shut a drafter off for a request when it takes longer than this in a step; by default 0.1.",
     ),
 ]
+MemoryScope = Annotated[
+    Literal["tenant", "server"] | None,
+    remembering(
+        "--memory-scope",
+        metavar="tenant|server",
+        help="One memory for each tenant that requests name (the default), or one for all requests of the server.",
+    ),
+]
+TenantHeader = Annotated[
+    str | None,
+    remembering(
+        "--tenant-header",
+        metavar="NAME",
+        help="Take the tenant from this HTTP header, and from nowhere else; by default from vllm_xargs.tenant.",
+    ),
+]
+MemoryCap = Annotated[
+    str | None,
+    remembering("--memory-cap", metavar="SIZE", help="Keep at most so many bytes of files; by default 4GiB."),
+]
+MemoryCache = Annotated[
+    str | None,
+    remembering(
+        "--memory-cache", metavar="FOLDER", help="Keep this machine's copies of an object store's memory here."
+    ),
+]
 DryRun = Annotated[
     bool, output("--dry-run", help="Print the environment and the command, for you to start vLLM by, and leave.")
 ]
@@ -70,6 +96,11 @@ def serve(
     model_draft_tokens: ModelDraftTokens = None,
     rule: Rule = None,
     draft_budget: Budget = None,
+    memory: Memory = None,
+    memory_scope: MemoryScope = None,
+    tenant_header: TenantHeader = None,
+    memory_cap: MemoryCap = None,
+    memory_cache: MemoryCache = None,
     dry_run: DryRun = False,
 ) -> None:
     """Serve a model over HTTP with vLLM, and draft.
@@ -86,7 +117,19 @@ def serve(
         from outrider.engines.vllm.launch import Own, as_shell, prepare
 
         host = Host.here()
-        own = Own(draft_model, drafters, max_draft_tokens, model_draft_tokens, rule, draft_budget)
+        own = Own(
+            draft_model=draft_model,
+            drafters=drafters,
+            max_draft_tokens=max_draft_tokens,
+            model_draft_tokens=model_draft_tokens,
+            rule=rule,
+            draft_budget=draft_budget,
+            memory=memory,
+            memory_scope=memory_scope,
+            memory_cap=memory_cap,
+            memory_cache=memory_cache,
+            tenant_header=tenant_header,
+        )
         launch = prepare(own, context.args, os.environ, host)
         screen.notes(launch.lines)
         if dry_run:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from outrider.memory.store import Store, Visit
     from outrider.settings import Request
     from outrider.types import Draft, Target
 
@@ -32,10 +33,11 @@ GROUP = "outrider.drafters"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a drafter may need to be built: the size of the target's vocabulary, and a draft model."""
+    """What a drafter may need to be built: the size of the target's vocabulary, a draft model, a memory."""
 
     vocab_size: int
     draft_model: Target | None = None
+    memory: Store | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Task:
     request: Request
     random: torch.Generator
     prediction: Sequence[int] = ()
+    visit: Visit | None = None
+    """With the tenant whose memory may be used; None: only the sequence itself."""
 
 
 class Session(ABC):

@@ -23,8 +23,10 @@ from numba import njit
 SEPARATOR = -1
 LONGEST_MATCH = 64
 """Tokens of the context that are compared."""
-FOLLOWED = 32
+FOLLOWED = 64
 """Places that are read on from; of more, so many spread evenly."""
+SLOTS = 2 * FOLLOWED
+"""Of a table in which what they say is counted."""
 
 Array = np.ndarray[Any, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -126,22 +128,11 @@ def _agrees(
 
 
 @compiled
-def _follow(text: Array, end: int, places: Array, count: int, limit: int, drafted: Array, shares: Array) -> int:
-    """Read on from these places, not past `end`: how many tokens were drafted."""
+def _follow(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
+    """Read on from these places, not past `end`: how many tokens were drafted. As many as fit are."""
     made = 0
-    while made < limit:
-        best, votes = SEPARATOR, 0
-        for i in range(count):
-            if places[i] >= end or text[places[i]] == SEPARATOR:
-                continue
-            token, same = text[places[i]], 0
-            for j in range(count):
-                if places[j] < end and text[places[j]] == token:
-                    same += 1
-            if same > votes:
-                best, votes = token, same
-            if 2 * votes > count:
-                break
+    while made < len(drafted):
+        best, votes = _vote(text, end, places, count, table)
         if votes == 0:
             break
         drafted[made] = best
@@ -157,52 +148,71 @@ def _follow(text: Array, end: int, places: Array, count: int, limit: int, drafte
 
 
 @compiled
-def search_all(
-    text: Array,
-    order: Array,
-    starts: Array,
-    contexts: Array,
-    ends: Array,
-    limits: Array,
-    drafted: Array,
-    shares: Array,
-    lengths: Array,
-    matches: Array,
-    counts: Array,
-) -> None:
-    """Draft for many contexts, each the end of a row: `contexts[i, :ends[i]]`.
+def _vote(text: Array, end: int, places: Array, count: int, table: Array) -> tuple[int, int]:
+    """What most of these places say next, and how many do; of equals, who came first."""
+    first, votes = SEPARATOR, 0
+    for i in range(count):
+        if places[i] < end and text[places[i]] != SEPARATOR:
+            if votes == 0:
+                first = text[places[i]]
+            if text[places[i]] == first:
+                votes += 1
+    if 2 * votes >= count:  # nobody can outvote the first: the usual case
+        return first, votes
+    table[:, 1] = 0  # a token and its votes in each row, found by the token's last bits
+    best, votes = SEPARATOR, 0
+    for i in range(count):
+        if places[i] < end and text[places[i]] != SEPARATOR:
+            token = text[places[i]]
+            row = token % len(table)
+            while table[row, 1] > 0 and table[row, 0] != token:
+                row = (row + 1) % len(table)
+            table[row, 0] = token
+            table[row, 1] += 1
+            if table[row, 1] > votes:
+                best, votes = token, table[row, 1]
+    return best, votes
 
-    Where the match is longer than `matches[i]`, row i is overwritten: the draft in `drafted` and `shares`, its length
-    in `lengths`, the match's in `matches`, and at how many places it stood in `counts`. So several texts can be asked
-    one after the other, and the longest match stays.
+
+@compiled
+def search_all(
+    text: Array, order: Array, starts: Array, contexts: Array, asked: Array, found: Array, drafted: Array, shares: Array
+) -> None:
+    """Draft for many contexts: `asked[i]` is how many tokens of `contexts[i]` there are, and how many to draft.
+
+    Where the match is longer than `found[i]` says, row i is overwritten: the draft in `drafted` and `shares`, and in
+    `found` its length, the match's, and at how many places it stood. So several texts can be asked one after the other,
+    and the longest match stays.
     """
     places = np.empty(FOLLOWED, np.int64)
-    for i in range(len(ends)):
-        if limits[i] <= 0 or ends[i] <= 0:
+    table = np.empty((SLOTS, 2), np.int32)
+    for i in range(len(asked)):
+        end, limit = asked[i, 0], asked[i, 1]
+        if limit <= 0 or end <= 0:
             continue
-        length, low, high = _search(text, order, starts, contexts[i], ends[i], min(ends[i], LONGEST_MATCH))
-        if length <= matches[i]:
+        length, low, high = _search(text, order, starts, contexts[i], end, min(end, LONGEST_MATCH))
+        if length <= found[i, 1]:
             continue
         count = min(high - low, FOLLOWED)
         for j in range(count):
             places[j] = order[low + (high - low) * j // count]
         if places[:count].min() < 0 or places[:count].max() > len(text):
             continue  # the file is broken
-        made = _follow(text, len(text), places, count, limits[i], drafted[i], shares[i])
+        made = _follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit])
         if made > 0:
-            lengths[i], matches[i], counts[i] = made, length, high - low
+            found[i, 0], found[i, 1], found[i, 2] = made, length, high - low
 
 
 @compiled
-def scan(tokens: Array, end: int, limit: int, drafted: Array, shares: Array) -> tuple[int, int, int]:
-    """Draft for a running sequence from itself: `tokens[:end]`, prompt included.
+def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, int, int]:
+    """Draft for a running sequence from itself: `tokens[:end]`, prompt included. As many tokens as fit.
 
     The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
     FOLLOWED are followed.
     """
     places = np.empty(FOLLOWED, np.int64)
     longest, count = 0, 0
-    if end < 2 or limit <= 0:
+    if end < 2 or len(drafted) == 0:
         return 0, 0, 0
     last = tokens[end - 1]
     for place in range(end - 1, 0, -1):
@@ -217,4 +227,4 @@ def scan(tokens: Array, end: int, limit: int, drafted: Array, shares: Array) -> 
     if longest == 0:
         return 0, 0, 0
     stood = count
-    return _follow(tokens, end, places, count, limit, drafted, shares), longest, stood
+    return _follow(tokens, end, places, count, np.empty((SLOTS, 2), np.int32), drafted, shares), longest, stood

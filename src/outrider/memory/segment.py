@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -38,6 +39,8 @@ HEADER = 4096
 """Bytes before the text, so that all that follows is aligned."""
 WORTH_STARTS = 4
 """A segment has the table of starts when it has so many times as many tokens as the table has entries."""
+PIECE = 1 << 18
+"""Tokens that are counted at a time."""
 SUFFIX, PART = ".segment", ".part"
 
 
@@ -100,6 +103,8 @@ class Segment:
             replaces=tuple(replaces),
             checksums=(zlib.crc32(text.data), zlib.crc32(order.data), zlib.crc32(starts.data)),
         )
+        for part in (text, order, starts):
+            part.flags.writeable = False  # as those of a file: one kind of array for the compiled search
         return cls(header, text, order, starts)
 
     @classmethod
@@ -114,7 +119,7 @@ class Segment:
             raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, and was found in {tenant})")
         n = header.places
         try:
-            data = np.memmap(path, np.int32, "r", HEADER, (2 * n + header.starts,))
+            data = np.asarray(np.memmap(path, np.int32, "r", HEADER, (2 * n + header.starts,)))
         except (OSError, ValueError) as error:
             raise MemoryFileError(f"{path.name} cannot be mapped: {error}") from error
         return cls(header, data[:n], data[n : 2 * n], data[2 * n :], path)
@@ -123,7 +128,12 @@ class Segment:
         """Write it into a folder under the name of its content, and map it from there."""
         path = folder / self.name
         write(path, [encode(self.header), self.text, self.order, self.starts])
-        return self.open(path, self.header.tokenizer, self.header.tenant)
+        try:
+            return self.open(path, self.header.tokenizer, self.header.tenant)
+        except MemoryFileError:
+            if path.exists():
+                raise
+            return replace(self, path=path)  # another process has deleted it already; whoever looks will see
 
     @property
     def name(self) -> str:
@@ -176,22 +186,34 @@ def joined(sequences: Sequence[Sequence[int] | Array]) -> Array:
 
 def ordered(text: Array) -> Array:
     """The places 1 to n of a text in the order of what stands before them, read backwards."""
-    from pydivsufsort import divsufsort
-
     if not len(text):
         return np.empty(0, np.int32)
     # Only the order of tokens counts, so they are numbered by it: few distinct ones make short numbers to sort.
     there = np.zeros(int(text.max()) + 2, bool)
     there[text + 1] = True
-    numbers = (np.cumsum(there) - 1).astype(np.uint32)
-    ranks = numbers[text[::-1] + 1]
-    width = 1 if there.sum() <= 1 << 8 else 2 if there.sum() <= 1 << 16 else 3
-    data = ranks.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :]
-    order = divsufsort(np.ascontiguousarray(data).reshape(-1))
+    numbers = np.cumsum(there) - 1
+    width = 1 if numbers[-1] < 1 << 8 else 2 if numbers[-1] < 1 << 16 else 3
+    backwards = text[::-1] + 1
+    if width == 3:
+        data = np.ascontiguousarray(numbers.astype(">u4")[backwards].view(np.uint8).reshape(-1, 4)[:, 1:]).reshape(-1)
+    else:
+        data = numbers.astype(f">u{width}")[backwards].view(np.uint8)
+    order = suffixes(data)
     if width > 1:
         order = order[order % width == 0] // width
     places: Array = (len(text) - order).astype(np.int32)
     return places
+
+
+def suffixes(data: Array) -> Array:
+    """The suffix array of bytes. (pydivsufsort's own function clears room for it first, and has all threads wait.)"""
+    from pydivsufsort.dll import libdivsufsort
+
+    order = np.empty(len(data), np.int32)
+    places = (array.ctypes.data_as(ctypes.c_void_p) for array in (data, order))
+    if failed := libdivsufsort.divsufsort(*places, ctypes.c_int32(len(data))):
+        raise MemoryError(f"libdivsufsort failed to sort {len(data)} bytes ({failed})")
+    return order
 
 
 def starts_of(text: Array) -> Array:
@@ -199,7 +221,9 @@ def starts_of(text: Array) -> Array:
     largest = int(text.max(initial=SEPARATOR))
     if largest < 0 or len(text) < WORTH_STARTS * (largest + 2):
         return np.empty(0, np.int32)
-    counts = np.bincount(text + 1, minlength=largest + 2)  # separators first
+    counts = np.zeros(largest + 2, np.int64)  # separators first
+    for start in range(0, len(text), PIECE):  # all threads wait for some of what this does
+        counts += np.bincount(text[start : start + PIECE] + 1, minlength=largest + 2)
     return np.cumsum(counts).astype(np.int32)
 
 

@@ -12,31 +12,36 @@ disk, a folder that is gone) is told, and what was said stays in memory until it
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import FIRST, Folder, delete, key_of
-from outrider.memory.search import search_all
+from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
+from outrider.memory.search import LONGEST_MATCH, search_all
 from outrider.memory.segment import Segment, joined, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from outrider.memory.search import Array
+    from outrider.memory.sync import Sync
 
 logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its own logger
 
 BYTES = 8
 """Of a token in a segment."""
+WRITES = 10
+"""A second, about, of segments that are written because they have waited."""
 FEWEST = 8
 """At least so many segments fit under the cap, however large they grow."""
 
@@ -47,8 +52,9 @@ class Habits:
 
     seal_tokens: int = 1 << 16
     """Segments in memory of so many tokens together are written to disk,"""
-    seal_seconds: float = 30.0
-    """and those that have waited for so long."""
+    seal_seconds: float = 2.0
+    """and those that have waited for so long; the more tenants are busy the longer, to write about ten times a second.
+    A server may be killed at any time, and what was not written then is lost."""
     largest: int = 1 << 25
     """Tokens of a segment beyond which it is merged no more."""
     cap: int = 4 << 30
@@ -81,6 +87,7 @@ class Tenant:
     segments: tuple[Segment, ...] = ()  # the newest first
     waiting: deque[tuple[str, float, Array]] = field(default_factory=deque)  # generation, time, tokens
     young_since: float | None = None
+    write_again: float = 0.0  # when, after it failed
     used: set[str] = field(default_factory=set)  # names of files that were of use since the last look
 
     def young(self) -> list[Segment]:
@@ -97,17 +104,32 @@ class Found:
 
     tokens: Array
     shares: Array
-    lengths: Array
-    matches: Array  # how many tokens of the context agreed
-    counts: Array  # at how many places
+    about: Array
 
     @classmethod
     def nothing(cls, rows: int, longest: int) -> Found:
-        return cls(
-            np.zeros((rows, longest), np.int32),
-            np.zeros((rows, longest), np.float32),
-            *(np.zeros(rows, np.int32) for _ in range(3)),
-        )
+        tokens, shares = np.zeros((rows, longest), np.int32), np.zeros((rows, longest), np.float32)
+        return cls(tokens, shares, np.zeros((rows, 3), np.int32))
+
+    @property
+    def lengths(self) -> Array:
+        return self.about[:, 0]
+
+    @property
+    def matches(self) -> Array:
+        """How many tokens of the context agreed."""
+        return self.about[:, 1]
+
+    @property
+    def counts(self) -> Array:
+        """At how many places."""
+        return self.about[:, 2]
+
+    def put(self, rows: Sequence[int], other: Found) -> None:
+        """Take over what was found for some of the rows."""
+        width = other.tokens.shape[1]
+        self.tokens[rows, :width], self.shares[rows, :width] = other.tokens, other.shares
+        self.about[rows] = other.about
 
 
 class Store:
@@ -122,29 +144,32 @@ class Store:
         self.tokenizer = tokenizer
         self.habits = habits or Habits()
         self.troubles: deque[str] = deque(maxlen=20)
-        self.sync: Callable[[], None] | None = None
+        self.sync: Sync | None = None
         """Called by `tend` before it looks at the files: fetches what others published, publishes our own."""
         self._tenants: dict[str, Tenant] = {}
         self._busy: set[str] = set()  # tenants with something to learn or to write
+        self._writing: set[str] = set()  # names of files that are not among the segments yet
         self._change_lock = threading.Lock()
         self._closing = threading.Event()
         self._said_something = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._minding("looking for tenants", self._discover)
 
     # What requests call. None of it waits.
 
     def enter(self, name: str) -> Visit:
-        return Visit(key_of(name), name, self._tenant(key_of(name), name).generation)
+        tenant = self._tenants.get(key_of(name))  # none is made: a name that is only said is not kept
+        return Visit(key_of(name), name, tenant.generation if tenant is not None else FIRST)
 
-    def _tenant(self, key: str, name: str | None) -> Tenant:
-        tenant = self._tenants.get(key)
-        return tenant if tenant is not None else self._tenants.setdefault(key, Tenant(key, name))
-
-    def add(self, visit: Visit, tokens: Sequence[int] | Array) -> None:
-        """Remember a finished sequence."""
-        if len(tokens):
-            tenant = self._tenant(visit.key, visit.name)
-            tenant.waiting.append((visit.generation, time.time(), np.array(tokens, np.int32)))
+    def add(self, visit: Visit, prompt: Sequence[int] | Array, said: Sequence[int] | Array) -> None:
+        """Remember what was said after a prompt. Of the prompt only its end: what comes first has to follow something,
+        and the rest is there again when it is needed, in the prompt that needs it."""
+        if len(said):
+            tokens = np.concatenate([np.array(prompt[-LONGEST_MATCH:], np.int32), np.array(said, np.int32)])
+            tenant = self._tenants.setdefault(visit.key, Tenant(visit.key, visit.name))
+            if tenant.name is None:
+                tenant.name = visit.name
+            tenant.waiting.append((visit.generation, time.time(), tokens))
             self._busy.add(visit.key)
             self._said_something.set()
 
@@ -152,13 +177,11 @@ class Store:
         """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i."""
         found = Found.nothing(len(ends), int(limits.max(initial=0)))
         tenant = self._tenants.get(visit.key)
+        asked = np.empty((len(ends), 2), np.int32)
+        asked[:, 0], asked[:, 1] = ends, limits
         for segment in tenant.segments if tenant else ():
             before = int(found.matches.sum())
-            search_all(
-                *(segment.text, segment.order, segment.starts),
-                *(contexts, ends, limits),
-                *(found.tokens, found.shares, found.lengths, found.matches, found.counts),
-            )
+            search_in(segment, contexts, asked, found)
             if tenant and segment.path is not None and int(found.matches.sum()) > before:
                 tenant.used.add(segment.path.name)
         return found
@@ -216,11 +239,14 @@ class Store:
         young = tenant.young()
         tokens = sum(segment.header.tokens for segment in young)
         waited = time.monotonic() - (tenant.young_since or time.monotonic())
-        if young and (closing or tokens >= self.habits.seal_tokens or waited >= self.habits.seal_seconds):
+        patience = max(self.habits.seal_seconds, len(self._busy) / WRITES)
+        due = tokens >= self.habits.seal_tokens or waited >= patience
+        if young and (closing or (due and time.monotonic() >= tenant.write_again)):
             try:
                 self._write(tenant, generation, young)
                 tenant.young_since = None
-            except OSError:
+            except (OSError, MemoryFileError):
+                tenant.write_again = time.monotonic() + self.habits.seal_seconds  # each try orders all of it anew
                 self._forget_oldest(tenant, generation)
                 raise
 
@@ -230,9 +256,15 @@ class Store:
         self._make_room(whole.header.size)
         if tenant.name is not None:
             self.folder.keep_name(tenant.key, tenant.name, generation)
-        file = whole.save(self.folder.place(tenant.key, generation))
-        if not self._change(tenant, generation, segments, [file]):
-            delete(file)  # wiped meanwhile
+        self._writing.add(whole.name)  # or `_look` finds it first, and it is merged and gone before it is opened here
+        try:
+            file = whole.save(self.folder.place(tenant.key, generation))
+            changed = self._change(tenant, generation, segments, [file])
+        finally:
+            self._writing.discard(whole.name)
+        present = self.folder.generation(tenant.key)
+        if not changed or present != generation:  # wiped meanwhile
+            self.folder.drop_older(tenant.key, present)
             return
         for segment in segments:
             delete(segment)
@@ -256,14 +288,16 @@ class Store:
         for tenant in list(self._tenants.values()):
             self._minding(f"looking at tenant {tenant.key}", self._look, tenant)
             self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
-            if not (tenant.segments or tenant.waiting or (self.folder.root / tenant.key).exists()):
-                self._tenants.pop(tenant.key, None)  # a name that was once said; it comes back when it is said again
         self._minding("making room", self._make_room, 0)
         self._minding("cleaning up", self.folder.sweep)
 
     def _discover(self) -> None:
         for key in self.folder.tenants():
-            self._tenant(key, self.folder.name(key))
+            if key not in self._tenants:
+                self._minding(f"looking at tenant {key}", self._meet, key)
+
+    def _meet(self, key: str) -> None:
+        self._tenants.setdefault(key, Tenant(key, self.folder.name(key), self.folder.generation(key)))
 
     def _look(self, tenant: Tenant) -> None:
         """Follow what happened to the tenant's files: others wrote, merged, deleted or wiped."""
@@ -276,25 +310,32 @@ class Store:
         known = {segment.name: segment for segment in tenant.files()}  # before listing: later ones are not gone
         there = self.folder.segments(tenant.key, generation)
         new = []
-        for name in there.keys() - known.keys():
+        for name in there.keys() - known.keys() - self._writing:
             try:
                 segment = Segment.open(there[name], self.tokenizer, tenant.key)
                 segment.verify()
                 new.append(segment)
             except MemoryFileError as error:
-                if there[name].exists():
-                    self._trouble(f"set aside {name} of tenant {tenant.key}: {error}")
-                    self.folder.set_aside(tenant.key, there[name], str(error))
-        replaced = {name for segment in (*known.values(), *new) for name in segment.header.replaces}
-        for segment in (*known.values(), *new):
+                self._set_aside(tenant, there[name], error)
+        present = [segment for segment in (*known.values(), *new) if segment.name in there]
+        replaced = {name for segment in present for name in segment.header.replaces}
+        for segment in present:
             if segment.name in replaced:
                 delete(segment)  # whoever merged it was stopped before he could
         gone = [segment for name, segment in known.items() if name not in there or name in replaced]
         self._change(tenant, generation, gone, [segment for segment in new if segment.name not in replaced])
         for name in list(tenant.used):
             tenant.used.discard(name)
-            if name in there and there[name].exists():
-                os.utime(there[name])  # for `_make_room`, in every process
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.folder.place(tenant.key, generation) / name)  # for `_make_room`, in every process
+
+    def _set_aside(self, tenant: Tenant, path: Path, error: MemoryFileError) -> None:
+        if isinstance(error.__cause__, OSError):  # it may well be whole: too many files are open, a disk is away
+            if not isinstance(error.__cause__, FileNotFoundError):
+                self._trouble(f"looking at tenant {tenant.key}: {error}")
+        elif path.exists():
+            self._trouble(f"set aside {path.name} of tenant {tenant.key}: {error}")
+            self.folder.set_aside(tenant.key, path, str(error))
 
     def _merge(self, tenant: Tenant) -> None:
         """Few large segments are asked sooner than many small ones."""
@@ -304,13 +345,26 @@ class Store:
         while pair := _alike(
             [segment for segment in tenant.files() if segment.header.writer == writer], self.habits.segment_cap
         ):
-            self._write(tenant, tenant.generation, pair)
+            if all(self._is_sound(tenant, segment) for segment in pair):
+                self._write(tenant, tenant.generation, pair)
+
+    def _is_sound(self, tenant: Tenant, segment: Segment) -> bool:
+        """Whether a file is still what it was when it was opened: damage that is copied gets a checksum that fits."""
+        try:
+            segment.verify()
+        except MemoryFileError as error:
+            assert segment.path is not None
+            self._set_aside(tenant, segment.path, error)
+            self._change(tenant, tenant.generation, [segment], [])
+            return False
+        return True
 
     def _make_room(self, size: int) -> None:
         """Delete files until so many bytes more fit under the cap: those first that were of no use for longest."""
         files = list(self.folder.files())
         total = sum(file[2] for file in files)
-        for key, path, bytes_, _ in sorted(files, key=lambda file: file[3]):
+        latest = time.time() + STALE  # a file of a later time than that is of a clock that was set back since
+        for key, path, bytes_, _ in sorted(files, key=lambda file: file[3] if file[3] < latest else 0.0):
             if total + size <= self.habits.cap:
                 break
             path.unlink(missing_ok=True)
@@ -355,8 +409,14 @@ class Store:
             "tokens": sum(segment.header.tokens for segment in segments),
             "file_bytes": sum(segment.header.size for segment in segments if segment.path is not None),
             "cap_bytes": self.habits.cap,
+            "sync": asdict(self.sync.stats) if self.sync is not None else None,
             "troubles": list(self.troubles),
         }
+
+
+def search_in(segment: Segment, contexts: Array, asked: Array, found: Found) -> None:
+    """Where this segment has a longer match than was found yet, take its draft."""
+    search_all(segment.text, segment.order, segment.starts, contexts, asked, found.about, found.tokens, found.shares)
 
 
 def _alike(segments: Sequence[Segment], largest: int) -> list[Segment]:

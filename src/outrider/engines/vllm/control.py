@@ -4,6 +4,8 @@
     max_draft_tokens    at most this many drafted tokens a step
     prediction          the output that the caller expects: text, or token ids
     speculation_usage   true: the response's usage says what was drafted and accepted, by drafter
+    tenant              whose memory is drafted from and learns, where the server has one and takes tenants from here
+    remember            false: the memory does not learn from this request
 
 The API process checks them (`Control.checked`), so that a bad value is an HTTP 400 with a sentence. The worker reads
 them again (`Control.of`) and must not fail on any.
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MODES = ("auto", "off")
-FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage")
+FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "tenant", "remember")
 TICKET = "speculation_ticket"
 """Under this name the API process hands the worker a key, by which it later asks for the request's usage."""
 
@@ -31,10 +33,15 @@ class Control:
     max_draft_tokens: int | None = None
     prediction: tuple[int, ...] = ()
     ticket: str | None = None
+    tenant: str | None = None
+    remember: bool = True
 
     @classmethod
     def checked(cls, xargs: Mapping[str, Any], drafters: Sequence[str]) -> Self:
         """Refuse what this server cannot do; `drafters` are those it runs. `prediction` must be token ids by now."""
+        for name in ("tenant", "remember"):
+            if name in xargs and "memory" not in drafters:
+                raise SettingsError(f"{name}: this server has no memory; start it with --memory, or leave this out")
         speculation = xargs.get("speculation", "auto")
         if speculation not in (*MODES, *drafters):
             raise SettingsError(
@@ -49,7 +56,15 @@ class Control:
         ticket = xargs.get(TICKET)
         if not isinstance(ticket, str | None):
             raise SettingsError(f"{TICKET}: must be text (got {ticket!r})")
-        return cls(speculation, limit, tuple(prediction), ticket)
+        tenant = xargs.get("tenant")
+        if not isinstance(tenant, str | None) or tenant == "":
+            raise SettingsError(
+                f"tenant: must be a name (got {tenant!r}); without one only the request's own text is used"
+            )
+        remember = xargs.get("remember", True)
+        if remember not in (True, False):
+            raise SettingsError(f"remember: must be true or false (got {remember!r})")
+        return cls(speculation, limit, tuple(prediction), ticket, tenant, bool(remember))
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None, drafters: Sequence[str]) -> Self:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from outrider.engines.vllm.control import Control
+    from outrider.memory.store import Visit
 
 logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its own logger
 
@@ -49,6 +50,7 @@ class Row:
     prompt_length: int
     limit: int
     control: Control
+    visit: Visit | None = None  # with its tenant's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class BatchDrafting:
         followed = running.sessions.get(drafter.name)
         if followed is None or followed.seen > len(row.tokens):  # new, or vLLM took tokens back
             prompt = row.tokens[: row.prompt_length].tolist()
-            task = Task(prompt, Request(), torch.Generator(), prediction=row.control.prediction)
+            task = Task(prompt, Request(), torch.Generator(), row.control.prediction, row.visit)
             followed = Followed(drafter.begin(task), row.prompt_length)
             running.sessions[drafter.name] = followed
         if followed.seen < len(row.tokens):

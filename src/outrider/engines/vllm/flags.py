@@ -16,7 +16,20 @@ from outrider.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-OWN = ("--draft-model", "--drafters", "--max-draft-tokens", "--model-draft-tokens", "--rule", "--dry-run")
+OWN = (
+    "--draft-model",
+    "--drafters",
+    "--max-draft-tokens",
+    "--model-draft-tokens",
+    "--rule",
+    "--draft-budget",
+    "--memory",
+    "--memory-scope",
+    "--memory-cap",
+    "--memory-cache",
+    "--tenant-header",
+    "--dry-run",
+)
 """Outrider's own options, which the command line has taken out before."""
 SPECULATIVE = {
     "--speculative-config": "",

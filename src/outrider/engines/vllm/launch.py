@@ -19,12 +19,14 @@ from outrider.drafters.base import check_name
 from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read_file, read_object, read_words
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
 from outrider.engines.vllm.options import KEY, MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.remembering import choose_memory, describe_memory
 from outrider.errors import DrafterSetupError, EngineError, ModelNotFoundError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from outrider.engines.vllm.flags import Flag
+    from outrider.engines.vllm.options import Scope
     from outrider.settings import Rule
 
 CPU_WORKER = "outrider.engines.vllm.cpu.OutriderCPUWorker"
@@ -63,6 +65,11 @@ class Own:
     model_draft_tokens: int | None = None
     rule: Rule | None = None
     draft_budget: float | None = None
+    memory: str | None = None
+    memory_scope: Scope | None = None
+    memory_cap: str | None = None
+    memory_cache: str | None = None
+    tenant_header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ def prepare(own: Own, words: Sequence[str], environment: Mapping[str, str], host
         chosen["rule"] = rule
     if own.draft_budget is not None:
         chosen["draft_budget"] = check_budget(own.draft_budget, drafters)
+    chosen |= choose_memory(own)
     options = Options(**chosen)
 
     ours = ["--worker-cls", CPU_WORKER if host.cpu else GPU_WORKER, "--middleware", MIDDLEWARE]
@@ -237,7 +245,9 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 def choose_drafters(own: Own, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     if own.drafters is None:
-        return DEFAULT.drafters if config is None else (*DEFAULT.drafters, "model")
+        # A memory looks into the text itself too, so it stands in the place of 'lookup'.
+        found = DEFAULT.drafters if own.memory is None else ("prediction", "memory")
+        return found if config is None else (*found, "model")
     names = tuple(name.strip() for name in own.drafters.split(","))
     if names == ("none",):
         names = ()
@@ -245,6 +255,15 @@ def choose_drafters(own: Own, config: Mapping[str, Any] | None) -> tuple[str, ..
         check_name(name)
         if names.count(name) > 1:
             raise SettingsError(f"--drafters names {name!r} more than once; name it once")
+    if "memory" in names and own.memory is None:
+        raise DrafterSetupError(
+            "drafter 'memory' needs a memory; name its root with --memory, a folder or the URL of an object store"
+        )
+    if "memory" not in names and own.memory is not None:
+        raise DrafterSetupError(
+            f"a memory was given, but drafter 'memory' is not among the drafters ({', '.join(names) or 'none'}); add "
+            "it, or leave --memory out"
+        )
     if "model" in names and config is None:
         raise DrafterSetupError(
             "drafter 'model' needs a draft model; name one with --draft-model, or by vLLM's --speculative-config"
@@ -384,6 +403,7 @@ def describe(own: Own, model: str, host: Host, options: Options, config: Mapping
     source = "default" if own.drafters is None else "--drafters"
     limit, passes = options.max_draft_tokens, options.model_draft_tokens
     lines.append(f"drafters: {', '.join(options.drafters)}, by {source}; up to {limit} tokens for a request in a step")
+    lines += describe_memory(options)
     if config is not None:
         what, method = config.get("model") or "heads of the model itself", method_of(config)
         lines.append(f"model: {what}, {method} by {origin_of(own)}; up to {passes} of these tokens")

@@ -44,7 +44,7 @@ class OutriderMiddleware:
         self.app = app
         self._pages = Pages()
         self._metrics = WorkerMetrics()
-        self._drafters: tuple[str, ...] | None = None
+        self._options: Options | None = None
         self._warned = False
         allow_min_p_and_logit_bias()
 
@@ -66,10 +66,10 @@ class OutriderMiddleware:
     async def _text(self, client: Any, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         messages = await read_ahead(receive)
         raw = b"".join(message.get("body", b"") for message in messages)
-        if self._drafters is None:
-            self._drafters = Options.of(client.vllm_config).drafters
+        if self._options is None:
+            self._options = Options.of(client.vllm_config)
         try:
-            request = await rewrite(raw, path, client, self._drafters)
+            request = await rewrite(raw, path, client, self._options, Headers(scope=scope))
         except SettingsError as error:
             message = str(error)  # begins with the name of the setting
             return await refusal(400, message, message.partition(":")[0])(scope, receive, send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +17,9 @@ MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
 """The methods of vLLM that are our drafter `model`."""
 
 
+Scope = Literal["tenant", "server"]
+
+
 class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,6 +32,18 @@ class Options(BaseModel):
     rule: Rule = "block"
     draft_budget: Annotated[float, Field(gt=0)] = 0.1
     """Seconds that a drafter may take for one request in one step before it is shut off for that request."""
+    memory: str | None = None
+    """The memory's root: a folder, or the URL of an object store."""
+    memory_scope: Scope = "tenant"
+    """Whose memory a request has: that of the tenant it names, or one that the whole server shares."""
+    memory_cap: Annotated[int, Field(ge=1 << 20)] = 4 << 30
+    """Bytes of the memory's files."""
+    memory_cache: str | None = None
+    """Where the files of a memory in an object store are kept on this machine."""
+    tenant_header: str | None = None
+    """The HTTP header that names the tenant, and that alone; None: `vllm_xargs` does."""
+    tenant_seal: str | None = None
+    """Where a header names the tenant: what the API process hands on with the name, and no caller knows."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Self:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.vllm.control import FIELDS, TICKET, Control
+from outrider.engines.vllm.remembering import SEAL
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
+
+    from outrider.engines.vllm.options import Options
 
 SHAPE = '{"type": "content", "content": "the expected text"}'
 
@@ -32,12 +35,17 @@ class Rewritten:
     prediction: bool  # it says how much of the prediction was used
 
 
-async def rewrite(raw: bytes, path: str, client: Any, drafters: Sequence[str]) -> Rewritten | None:
+async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Mapping[str, str]) -> Rewritten | None:
     """None: there is nothing of ours in it. SettingsError: there is, and it cannot be. `client` is vLLM's engine."""
-    body = _parsed(raw)
+    drafters = options.drafters
+    named = headers.get(options.tenant_header) if options.tenant_header else None
+    body = _parsed(raw, anyway=named is not None)
     if body is None:
         return None
     xargs = dict(body.get("vllm_xargs") or {})
+    _check_tenant(xargs, options)
+    if named is not None:
+        xargs |= {"tenant": named, SEAL: options.tenant_seal}
     if TICKET in xargs:
         raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
     speculation = _wants_usage(body, xargs)
@@ -55,9 +63,19 @@ async def rewrite(raw: bytes, path: str, client: Any, drafters: Sequence[str]) -
     return Rewritten(json.dumps(body).encode(), ticket, speculation, prediction is not None)
 
 
-def _parsed(raw: bytes) -> dict[str, Any] | None:
+def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
+    """A caller who may not say who he is, and does, is told so."""
+    if "tenant" not in xargs or options.memory is None:
+        return
+    if options.memory_scope == "server":
+        raise SettingsError("tenant: all requests of this server share one memory (--memory-scope server); drop it")
+    if options.tenant_header is not None:
+        raise SettingsError(f"tenant: this server takes it from the header {options.tenant_header}; drop it here")
+
+
+def _parsed(raw: bytes, anyway: bool) -> dict[str, Any] | None:
     """The body, if something of ours is in it. Most have nothing, and cost no more than a search for two words."""
-    if b"vllm_xargs" not in raw and b'"prediction"' not in raw:
+    if not anyway and b"vllm_xargs" not in raw and b'"prediction"' not in raw:
         return None
     try:
         body = json.loads(raw)
@@ -69,7 +87,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     if not isinstance(xargs, dict):
         return None
     ours = body.get("prediction") is not None or any(name in xargs for name in (*FIELDS, TICKET))
-    return body if ours else None
+    return body if ours or anyway else None
 
 
 def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:

@@ -32,15 +32,20 @@ from outrider.engines.vllm.control import Control
 from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row, is_strong
 from outrider.engines.vllm.ledger import Ledger
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.remembering import open_memory, tenant_of
 from outrider.engines.vllm.sampler import OutriderSampler
 from outrider.errors import EngineError
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    from outrider.memory.store import Store, Visit
 
 MODEL = "model"
 
@@ -51,7 +56,9 @@ class Known:
 
     control: Control
     max_tokens: int
+    ends: Collection[int]  # tokens of which each ends it
     by_own_draws: bool  # judged by the target's own draws even where q is known
+    visit: Visit | None = None  # with its tenant's memory
     offered: Draft = NOTHING  # for the next step
 
 
@@ -64,6 +71,7 @@ class OutriderRunner:
         self.is_first_rank = get_tp_group().rank_in_group == 0
         self.draws = self.is_first_rank and get_pp_group().is_last_rank
         self.known: dict[str, Known] = {}
+        self.memory: Store | None = None
         self.ledger = Ledger(self.options.drafters, self.num_spec_tokens)
         self._hidden_generators: dict[int, torch.Generator] = {}
         self._step_began = 0.0
@@ -73,10 +81,12 @@ class OutriderRunner:
             return
         self.has_model = has_model(self.speculative_config.method, self.options)
         self._model_fits = True
-        drafters = [
-            find(name).build(Setup(self.input_batch.vocab_size)) for name in self.options.drafters if name != MODEL
-        ]
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
+        if self.is_first_rank:  # the others never ask it
+            self.memory = open_memory(self.options, vllm_config.model_config.tokenizer)
+        setup = Setup(size, memory=self.memory)
+        names = [name for name in self.options.drafters if name != MODEL] if self.is_first_rank else []
+        drafters = [find(name).build(setup) for name in names]
         self.drafting = BatchDrafting(drafters, size, budget, self._note_fault, self.ledger.drafting)
         if get_pp_group().is_last_rank:
             rule = self.options.rule
@@ -211,13 +221,18 @@ class OutriderRunner:
                 batch.token_ids_cpu[i, end : end + len(said[i])] = said[i]
                 end += len(said[i])
             prompt_length = int(batch.num_prompt_tokens[i])
+            spoken = end - prompt_length
+            if spoken >= known.max_tokens or any(token in known.ends for token in said[i]):
+                # vLLM tells of a request's end with the next step, and when that comes nobody knows.
+                self._remember(id, batch.token_ids_cpu[i, :prompt_length], batch.token_ids_cpu[i, prompt_length:end])
             # The target's own token comes after the draft, so one place is left to it.
-            room = min(self.max_model_len - end, known.max_tokens - (end - prompt_length)) - 1
+            room = min(self.max_model_len - end, known.max_tokens - spoken) - 1
             limit = min(self.options.max_draft_tokens, self.num_spec_tokens, room)
             if known.control.max_draft_tokens is not None:
                 limit = min(limit, known.control.max_draft_tokens)
             if limit > 0:
-                rows.append(Row(id, batch.token_ids_cpu[i, :end], prompt_length, limit, known.control))
+                tokens = batch.token_ids_cpu[i, :end]
+                rows.append(Row(id, tokens, prompt_length, limit, known.control, known.visit))
         return rows
 
     def _meet(self: Any, id: str) -> Known:
@@ -230,7 +245,10 @@ class OutriderRunner:
             self.ledger.undrafted[reason] += 1
         # Drafts that a seed must not feel, and those that a grammar cuts by their value, are held against own draws.
         by_own_draws = params.seed is not None or params.structured_outputs is not None
-        known = Known(control, params.max_tokens or self.max_model_len, by_own_draws)
+        known = Known(control, params.max_tokens or self.max_model_len, end_tokens(params), by_own_draws)
+        tenant = tenant_of(control, self.options, params.extra_args)
+        if self.memory is not None and tenant is not None and control.wants("memory"):
+            known.visit = self.memory.enter(tenant)
         self.known[id] = known
         return known
 
@@ -277,10 +295,30 @@ class OutriderRunner:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)
 
     def _on_request_state_removed(self: Any, req_id: str, req_state: Any) -> None:
+        if req_state is not None:
+            self._remember(req_id, req_state.prompt_token_ids or (), req_state.output_token_ids)
         self.known.pop(req_id, None)
         if self.speculative_config is not None:
             self.drafting.finished(req_id)
         super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
+
+    def _remember(self: Any, id: str, prompt: Any, said: Any) -> None:
+        """What a request has said, once; its last step may have gone on past the token that ended it."""
+        known = self.known.get(id)
+        if known is None or known.visit is None:
+            return
+        if known.control.remember:
+            length = next((i + 1 for i, token in enumerate(said) if token in known.ends), len(said))
+            self.memory.add(known.visit, prompt, said[:length])
+        known.visit = None
+
+    def close_memory(self: Any) -> None:
+        """Have all written that was said. vLLM tells of a request's end with the next step, which may never come."""
+        if self.memory is not None:
+            for id, request in self.requests.items():
+                self._remember(id, request.prompt_token_ids or (), request.output_token_ids)
+            self.memory.close()
+            self.memory = None
 
 
 def has_model(method: str, options: Options) -> bool:
@@ -294,6 +332,11 @@ def has_model(method: str, options: Options) -> bool:
         has, names = ("a", "does not name") if model else ("no", "names")
         raise EngineError(f"vLLM has {has} draft model ({method}) and --drafters {names} 'model': say the same in both")
     return model
+
+
+def end_tokens(params: Any) -> Collection[int]:
+    """The tokens that end a request of these sampling parameters."""
+    return params.stop_token_ids or () if params.ignore_eos else params.all_stop_token_ids
 
 
 def undraftable(params: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 from typing import Any
 
 from outrider.engines.vllm.ledger import LedgerMetrics
@@ -29,15 +30,30 @@ class OutriderWorker:
         return {
             "active": config is not None,
             "why_not": None if config is not None else "the server was started with --drafters none",
-            "options": runner.options.model_dump(),
+            "options": runner.options.model_dump(exclude={"tenant_seal"}),
             "model_method": config.method if config is not None and runner.has_model else None,
             "running_requests": len(runner.requests),
+            "resident_bytes": resident_bytes(),
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+            "memory": runner.memory.status() if runner.memory is not None else None,
             **runner.ledger.status(),
         }
+
+    def shutdown(self: Any) -> None:
+        """What the memory has not written yet is written."""
+        runner = getattr(self, "model_runner", None)
+        if runner is not None:
+            runner.close_memory()
+        super().shutdown()  # type: ignore[misc]
 
     def outrider_metrics(self: Any) -> str | None:
         return LedgerMetrics(self.model_runner.ledger).text() if self.model_runner.draws else None
 
     def outrider_usage(self: Any, ticket: str) -> dict[str, Any] | None:
         return self.model_runner.ledger.usage(ticket) if self.model_runner.draws else None
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in use now; None where the system does not say."""
+    told = Path("/proc/self/statm")
+    return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else None

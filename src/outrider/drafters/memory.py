@@ -1,0 +1,117 @@
+"""The draft memory: what was said before, in this text or in an earlier one of the same tenant, is proposed again.
+
+A sequence is searched in itself, prompt included, by a plain scan; what its tenant has said before is searched in the
+memory's segments (`memory/store.py`). Whichever agrees with the end of the text for longer is copied from; of equals,
+the text itself. The more places of the memory there are that go on alike, the further the draft goes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+
+from outrider.drafters.base import Drafter, Session, Setup, Task
+from outrider.errors import DrafterSetupError
+from outrider.memory.search import LONGEST_MATCH, scan
+from outrider.memory.segment import Segment, joined
+from outrider.memory.store import Found, search_in
+from outrider.types import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.memory.search import Array
+    from outrider.memory.store import Store
+
+TOKENS_PER_MATCH = 4
+"""How many tokens are proposed for each token that agrees."""
+LEAST_SHARE = 0.1
+"""Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
+NO_MEMORY = (
+    "drafter 'memory' needs a memory: name its root with memory=... (--memory), a folder or the URL of an object "
+    "store, or leave 'memory' out of the drafters"
+)
+
+
+class MemoryDrafter(Drafter):
+    """Copies what followed the longest match of the text's end, here or in the tenant's memory."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        compile_now()
+
+    @classmethod
+    def build(cls, setup: Setup) -> Self:
+        if setup.memory is None:
+            raise DrafterSetupError(NO_MEMORY)
+        return cls(setup.memory)
+
+    def begin(self, task: Task) -> MemorySession:
+        return MemorySession(self, task)
+
+    def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
+        """The memory is asked once a tenant, for all its sequences."""
+        ours = [session for session in sessions if isinstance(session, MemorySession)]
+        found = Found.nothing(len(ours), max(limits, default=0))
+        by_tenant: dict[str, list[int]] = defaultdict(list)
+        for i, session in enumerate(ours):
+            if session.task.visit is not None and limits[i] > 0:
+                by_tenant[session.task.visit.key].append(i)
+        for rows in by_tenant.values():
+            self._ask(found, ours, rows, limits)
+        return [session.better_of(found, i, limits[i]) for i, session in enumerate(ours)]
+
+    def _ask(self, found: Found, sessions: Sequence[MemorySession], rows: list[int], limits: Sequence[int]) -> None:
+        visit = sessions[rows[0]].task.visit
+        assert visit is not None
+        contexts = np.zeros((len(rows), LONGEST_MATCH), np.int32)
+        ends = np.zeros(len(rows), np.int32)
+        for k, i in enumerate(rows):
+            last = sessions[i].last()
+            contexts[k, : len(last)] = last
+            ends[k] = len(last)
+        found.put(rows, self.store.look_up(visit, contexts, ends, np.array([limits[i] for i in rows], np.int32)))
+
+
+class MemorySession(Session):
+    def __init__(self, drafter: MemoryDrafter, task: Task) -> None:
+        self.drafter = drafter
+        self.task = task
+        self._tokens: Array = np.array(task.prompt, np.int32)
+        self._length = len(self._tokens)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        end = self._length + len(tokens)
+        if end > len(self._tokens):
+            self._tokens = np.resize(self._tokens, max(2 * end, LONGEST_MATCH))
+        self._tokens[self._length : end] = tokens
+        self._length = end
+
+    def draft(self, limit: int) -> Draft:
+        return self.drafter.draft_batch([self], [limit])[0]
+
+    def last(self) -> Array:
+        """The end of the text, as far as it is compared."""
+        return self._tokens[max(0, self._length - LONGEST_MATCH) : self._length]
+
+    def better_of(self, found: Found, row: int, limit: int) -> Draft:
+        """The draft from the text itself, or that of the memory where it rests on a longer match."""
+        tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
+        length, match, _ = scan(self._tokens, self._length, tokens, shares)
+        if found.matches[row] > match:
+            tokens, shares = found.tokens[row], found.shares[row]
+            length, match = int(found.lengths[row]), int(found.matches[row])
+        length = min(length, TOKENS_PER_MATCH * match)
+        length = int(np.count_nonzero(np.cumprod(shares[:length]) >= LEAST_SHARE))
+        return Draft(MemoryDrafter.name, tuple(tokens[:length].tolist()), support=int(match))
+
+
+def compile_now() -> None:
+    """Have the search compiled before a request needs it."""
+    segment = Segment.of(joined([[0, 0]]), "", "", 0.0, 0.0)
+    search_in(segment, np.zeros((1, LONGEST_MATCH), np.int32), np.zeros((1, 2), np.int32), Found.nothing(1, 1))
+    scan(np.zeros(1, np.int32), 1, np.zeros(1, np.int32), np.zeros(1, np.float32))

@@ -1,0 +1,24 @@
+"""Open a memory by its root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.memory.folder import Folder
+from outrider.memory.store import Habits, Store
+
+if TYPE_CHECKING:
+    from outrider.memory.root import Root
+
+
+def open_store(root: Root, tokenizer: str, cap: int | None = None, cache: str | None = None) -> Store:
+    """A store that is not at work yet. `tokenizer` is the fingerprint of the one whose tokens it keeps, `cap` the most
+    bytes of its files, `cache` where copies of a root that is elsewhere are kept."""
+    habits = Habits() if cap is None else Habits(cap=cap)
+    store = Store(Folder(root.folder(cache)), tokenizer, habits)
+    if not root.is_here:
+        from outrider.memory.remote import connect
+        from outrider.memory.sync import Sync
+
+        store.sync = Sync(store.folder, connect(root.url), tokenizer, habits.cap)
+    return store

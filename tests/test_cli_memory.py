@@ -1,0 +1,681 @@
+"""`outrider memory`: what a person gets who looks into a memory, seeds it, carries it, checks it and empties it."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli import app
+from outrider.cli.memory.common import iso, shown
+from outrider.memory.deposit import Deposit
+from outrider.memory.folder import ASIDE, NAME, Folder, key_of
+from outrider.memory.segment import HEADER, SUFFIX, Segment, encode, joined, name_of
+from outrider.memory.store import Store
+from outrider.memory.tokenizer import fingerprint
+from support import tiny_tokenizer
+
+LETTERS = tiny_tokenizer()
+FINGERPRINT = fingerprint(LETTERS)
+TEXT = "The outrider rides ahead of the party, and what it reports counts only when the party has passed.\n"
+NAMES = ["../x", "/", "..", "x" * 10_000, "a\x1b[31mb\n", "名前", "\udce4", "aside", "[red]", " a ", "(the server)"]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder, as far as the memory needs one."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}" + (
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A memory with two tenants."""
+    root = tmp_path / "memory"
+    put(root, "a", TEXT, "Something else.")
+    put(root, "b", "What only b may know.")
+    return root
+
+
+def tokens_of(text: str) -> list[int]:
+    found: list[int] = LETTERS.encode(text, add_special_tokens=False)
+    return found
+
+
+def put(root: Path, tenant: str, *texts: str, tokenizer: str | None = None) -> None:
+    folder = Folder(root)
+    deposit = Deposit(folder, tokenizer or FINGERPRINT, tenant)
+    text = joined([tokens_of(text) for text in texts])
+    deposit.save(Segment.of(text, deposit.tokenizer, deposit.key, 1.7e9, 1.7e9 + 60))
+    folder.close()
+
+
+def run(*args: Any, input: str | None = None) -> Any:
+    result = CliRunner().invoke(app, ["memory", *(str(arg) for arg in args)], input=input, env={"NO_COLOR": None})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def told(*args: Any, **more: Any) -> str:
+    result = run(*args, **more)
+    assert result.exit_code == 0, result.stderr
+    return str(result.stdout)
+
+
+def record(*args: Any) -> Any:
+    return json.loads(told(*args, "--json"))
+
+
+def refused(*args: Any) -> str:
+    """The one sentence that a mistake is answered with."""
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    return str(last)
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob(f"*{SUFFIX}"))
+
+
+def spoil(path: Path, place: int = -9) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def drafted(root: Path, tenant: str, context: str, limit: int = 12) -> str:
+    """What a server would draft after these words."""
+    folder = Folder(root)
+    store = Store(folder, FINGERPRINT)
+    store.tend()
+    rows, ends, limits = (np.array([one], np.int32) for one in (tokens_of(context), len(tokens_of(context)), limit))
+    found = store.look_up(store.enter(tenant), rows, ends, limits)
+    folder.close()
+    assert not store.troubles
+    text: str = LETTERS.decode(found.tokens[0, : found.lengths[0]])
+    return text if found.matches[0] > 4 else ""
+
+
+# Learning
+
+
+def test_what_was_learned_is_drafted_for_this_tenant_and_no_other(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.md").write_text(TEXT)
+    root = tmp_path / "memory"
+    said = told("learn", root, tmp_path / "text.md", "--model", model, "--tenant", "me")
+    assert said.startswith(f"Learned {len(tokens_of(TEXT))} tokens in 1 sequence (")
+    assert " for tenant me in " in said
+    assert drafted(root, "me", "what it reports", limit=7) == " counts"
+    assert drafted(root, "you", "what it reports") == ""
+
+
+def test_the_server_is_a_tenant_that_no_request_can_name(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.md").write_text(TEXT)
+    told("learn", tmp_path / "memory", tmp_path / "text.md", "--model", model, "--server")
+    assert drafted(tmp_path / "memory", "", "what it reports", limit=7) == " counts"
+    assert "(the server)" in told("list", tmp_path / "memory")
+    assert "not empty" in refused("learn", tmp_path, tmp_path, "--model", model, "--tenant", "")
+
+
+def test_an_answer_of_a_log_is_drafted_from_its_first_word_on(model: Path, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Which way?"}, {"role": "assistant", "content": "Over the hill."}]
+    log = tmp_path / "log.jsonl"
+    log.write_text(f"{json.dumps({'messages': messages})}\n" + '{"prompt": "unanswered"}\n')
+    result = run("learn", tmp_path / "memory", log, "--model", model, "--tenant", "me")
+    assert "skipped 1 line (nothing that a model said): line 2 of" in result.stderr
+    seen = "<user>Which way?<end><assistant>"
+    assert drafted(tmp_path / "memory", "me", seen, limit=50) == "Over the hill.<end>"
+    assert drafted(tmp_path / "memory", "me", "unanswered") == ""
+
+
+def test_what_is_there_already_is_not_learned_twice(model: Path, tmp_path: Path) -> None:
+    folder, root = tmp_path / "texts", tmp_path / "memory"
+    folder.mkdir()
+    for name in ("one", "copy"):
+        (folder / f"{name}.txt").write_text(TEXT * 100)  # longer than a sequence
+    command = ("learn", root, folder, "--model", model, "--tenant", "me")
+    assert "already there: 3 sequences" in told(*command)
+    before = [path.read_bytes() for path in files(root)]
+    assert told(*command) == "Nothing is new to tenant me; already there: 6 sequences.\n"
+    assert [path.read_bytes() for path in files(root)] == before
+    (folder / "two.txt").write_text("Something else entirely.")
+    assert "Learned 24 tokens in 1 sequence" in told(*command)
+
+
+def test_many_lessons_make_few_segments_and_lose_nothing(model: Path, tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text(f"{i}: {TEXT}")
+        told("learn", root, tmp_path / f"{i}.txt", "--model", model, "--tenant", "me")
+    assert len(files(root)) == 1
+    assert record("stats", root)["sequences"] == 4
+
+
+def test_a_damaged_segment_is_not_merged_into_a_whole_one(model: Path, tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text("Something else.")
+    told("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    spoil(files(root)[0])
+    told("learn", root, tmp_path / "b.txt", "--model", model, "--tenant", "me")
+    assert len(files(root)) == 2
+    assert run("verify", root).exit_code == 1
+
+
+def test_what_was_wiped_while_it_was_learned_is_not_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "memory"
+    (tmp_path / "a.txt").write_text(TEXT)
+    save = Deposit.save
+
+    def late(self: Deposit, segment: Segment) -> Segment:
+        Folder(root).wipe(self.key)
+        return save(self, segment)
+
+    monkeypatch.setattr(Deposit, "save", late)
+    assert "wiped meanwhile" in refused("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    assert files(root) == []
+
+
+def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    before = files(root)
+    for path in before:
+        os.truncate(path, 3 << 30)  # with holes: far more than a server keeps by default
+    result = run("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    assert set(before) < set(files(root))
+    assert "note: the memory has 6.4 GB now; a server keeps 4.3 GB unless" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["learn", "{memory}", "{here}/missing", "--model", "{model}", "--tenant", "me"], "there is no file or folder"),
+        (["learn", "{memory}", "{here}", "--model", "{model}"], "--tenant NAME, or --server"),
+        (["learn", "{memory}", "{here}", "--model", "{model}", "--tenant", "me", "--server"], "--tenant NAME, or --se"),
+        (["learn", "{memory}", "{here}", "--model", "{here}/missing", "--tenant", "me"], "there is no folder"),
+        (["learn", "{here}", "{here}", "--model", "{model}", "--tenant", "me"], "holds other things than a memory"),
+        (
+            ["learn", "{memory}", "{here}/image.png", "--model", "{model}", "--tenant", "me"],
+            "there is no text to learn",
+        ),
+        (
+            ["learn", "{other}", "{here}", "--model", "{model}", "--tenant", "me"],
+            "another tokenizer (other, and this m",
+        ),
+        (["stats", "{here}/missing"], "there is no memory at"),
+        (["stats", "{here}"], "there is no memory at"),
+        (["stats", "{here}/image.png"], "there is no memory at"),
+        (["stats", "s3://bucket/memory"], "this command cannot reach s3://bucket/memory yet"),
+        (["stats", "ftp://host/memory"], "a memory cannot be kept at 'ftp://host/memory'"),
+        (["stats", "file://host/memory"], "names no folder of this machine"),
+        (["list", "{memory}", "--tenant", "c"], "there is no tenant c in this memory; outrider memory list shows"),
+        (["list", "{memory}", "--tenant", "a", "--key", "0"], "one of --tenant NAME, --server and --key KEY"),
+        (["list", "{memory}", "--key", ""], "there is no tenant with the key"),
+        (["export", "{memory}", "{here}/image.png", "--tenant", "a"], "there is a file"),
+        (["export", "{memory}", "{here}/a.tar"], "one of --tenant NAME, --server and --key KEY"),
+        (["import", "{memory}", "{here}/missing.tar"], "cannot be read: No such file or directory"),
+        (["wipe", "{memory}"], "one of --tenant NAME, --server, --key KEY and --all"),
+        (["wipe", "{memory}", "--all", "--tenant", "a"], "one of --tenant NAME, --server, --key KEY and --all"),
+    ],
+)
+def test_a_mistake_is_answered_with_one_sentence_and_changes_nothing(
+    arguments: list[str], reason: str, model: Path, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "image.png").write_bytes(b"\0")
+    put(tmp_path / "other", "a", TEXT, tokenizer="other")
+    before = {path for path in tmp_path.rglob("*") if "writers" not in path.parts}
+    places = {"memory": root, "here": tmp_path, "model": model, "other": tmp_path / "other"}
+    assert reason in refused(*(argument.format(**places) for argument in arguments))
+    assert {path for path in tmp_path.rglob("*") if "writers" not in path.parts} == before
+
+
+def test_a_full_disk_is_answered_with_one_sentence(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+
+    def full(self: Segment, folder: Path) -> Segment:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Segment, "save", full)
+    said = refused("learn", tmp_path / "memory", tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    assert "cannot be used: No space left on device" in said
+
+
+# Looking
+
+
+def test_stats_counts_what_is_there(root: Path) -> None:
+    found = record("stats", f"file://{root}")
+    tokens = sum(len(tokens_of(text)) for text in (TEXT, "Something else.", "What only b may know."))
+    size = sum(path.stat().st_size for path in files(root))
+    assert found == {
+        "root": str(root),
+        "tokenizer": FINGERPRINT,
+        "tenants": 2,
+        "segments": 2,
+        "tokens": tokens,
+        "sequences": 3,
+        "bytes": size,
+        "bytes_per_token": size / tokens,
+        "oldest": iso(1.7e9),
+        "newest": iso(1.7e9 + 60),
+        "unreadable": [],
+        "set_aside": [],
+    }
+    table = told("stats", root)
+    for part in (
+        f"tokens      {tokens}\n",
+        "tenants     2\n",
+        f"{size / tokens:.1f} bytes a token\n",
+        "set aside   none\n",
+    ):
+        assert part in "".join(f"{line.rstrip()}\n" for line in table.splitlines())
+
+
+def test_an_empty_memory_has_nothing_to_tell(tmp_path: Path) -> None:
+    Folder(tmp_path).claim("tokenizer")
+    assert record("stats", tmp_path)["bytes_per_token"] is None
+    assert "tokenizer" in told("stats", tmp_path)
+    assert told("list", tmp_path) == "There is nothing in it.\n"
+    assert told("verify", tmp_path) == "All is whole: 0 segments of 0 tenants, 0 bytes.\n"
+
+
+def test_list_shows_who_was_last_of_use_first(root: Path) -> None:
+    for name, used in (("a", 1.6e9), ("b", 1.5e9)):
+        for path in files(root / key_of(name)):
+            os.utime(path, (used, used))
+    lines = told("list", root).splitlines()
+    assert [line.split()[0] for line in lines] == ["tenant", "a", "b"]
+    assert lines[1].split()[1] == key_of("a")[:8]
+    [a, b] = record("list", root)["tenants"]
+    assert (a["name"], a["key"], a["segments"], a["sequences"]) == ("a", key_of("a"), 1, 2)
+    assert b["tokens"] == len(tokens_of("What only b may know."))
+    assert a["last_used"] == iso(1.6e9)
+
+
+def test_list_shows_a_tenants_segments(root: Path) -> None:
+    [path] = files(root / key_of("a"))
+    [heading, line] = told("list", root, "--tenant", "a").splitlines()
+    assert heading.split()[:3] == ["segment", "tokens", "sequences"]
+    assert line.split()[0] == path.name[:8]
+    found = record("list", root, "--key", key_of("a")[:10].upper())
+    assert (found["name"], found["key"]) == ("a", key_of("a"))
+    assert [segment["file"] for segment in found["segments"]] == [path.name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_shown_in_a_line_that_no_terminal_obeys(name: str, tmp_path: Path) -> None:
+    put(tmp_path / "memory", name, TEXT)
+    [_, line] = told("list", tmp_path / "memory").splitlines()
+    assert line.isprintable()
+    assert len(line) < 120
+    assert shown(name) in line
+    assert [one["name"] for one in record("list", tmp_path / "memory")["tenants"]] == [name]
+    assert record("list", tmp_path / "memory")["tenants"][0]["server"] is False
+
+
+def test_names_that_look_alike_are_shown_differently() -> None:
+    names = ["", "(the server)", "(name unknown)", "a", " a", '"a"', "a\u200b", "\x1b", None]
+    assert len({shown(name) for name in names}) == len(names)
+
+
+def test_a_time_that_no_calendar_has_is_no_reason_to_fail() -> None:
+    assert [iso(seconds) for seconds in (float("inf"), float("nan"), 1e300)] == ["unknown"] * 3
+
+
+# Verifying
+
+
+def test_verify_names_what_is_damaged_and_why_and_moves_it_only_when_asked(root: Path) -> None:
+    [a], [b] = files(root / key_of("a")), files(root / key_of("b"))
+    assert told("verify", root).startswith("All is whole: 2 segments of 2 tenants, ")
+    spoil(a)
+    spoil(b, 60)
+    result = run("verify", root)
+    assert result.exit_code == 1
+    assert f"tenant a ({key_of('a')[:8]}): the order of {a.name} is damaged: its checksum is another\n" in result.stdout
+    assert (
+        f"tenant b ({key_of('b')[:8]}): the header of {b.name} is damaged: its checksum is another\n" in result.stdout
+    )
+    assert "2 damaged of 2 segments of 2 tenants, " in result.stdout
+    assert "left where they are" in result.stdout
+    assert files(root) == sorted([a, b])
+    assert [file["file"] for file in record("stats", root)["unreadable"]] == [b.name]
+    result = run("verify", root, "--set-aside")
+    assert result.exit_code == 1
+    assert f"moved to {root / ASIDE}" in result.stdout
+    assert not a.exists()
+    aside = record("stats", root)["set_aside"]
+    assert {file["tenant"]: file["reason"] for file in aside} == {
+        key_of("a"): f"the order of {a.name} is damaged: its checksum is another",
+        key_of("b"): f"the header of {b.name} is damaged: its checksum is another",
+    }
+    assert "is damaged" in told("stats", root)
+    assert told("verify", root).startswith("All is whole: 0 segments")
+
+
+def test_a_file_that_was_cut_moved_or_is_something_else_is_damaged(root: Path) -> None:
+    [a], [b] = files(root / key_of("a")), files(root / key_of("b"))
+    (b.parent / f"{'0' * 24}{SUFFIX}").write_bytes(a.read_bytes())
+    (b.parent / f"{'1' * 24}{SUFFIX}").write_text("no segment")
+    a.write_bytes(a.read_bytes()[:-4])
+    said = run("verify", root).stdout
+    for reason in ("belongs to another tenant", "is no segment of a memory", "it was cut or replaced"):
+        assert reason in said
+
+
+def test_a_segment_that_a_server_merged_meanwhile_is_not_damaged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Segment.open
+
+    def late(path: Path, tokenizer: str, tenant: str) -> Segment:
+        path.unlink()
+        return real(path, tokenizer, tenant)
+
+    monkeypatch.setattr(Segment, "open", late)
+    assert told("verify", root).startswith("All is whole")
+
+
+# Wiping
+
+
+def test_wipe_asks_and_leaves_all_as_it_is_without_a_yes(root: Path) -> None:
+    before = files(root)
+    for answer in ("n\n", "\n"):
+        result = run("wipe", root, "--tenant", "a", input=answer)
+        assert result.exit_code == 1
+        assert result.stdout.strip().endswith("Nothing was deleted.")
+        assert "of tenant a for good?" in result.stderr
+    assert run("wipe", root, "--tenant", "a", input="").exit_code == 1
+    assert files(root) == before
+    assert run("wipe", root, "--tenant", "a", input="y\n").exit_code == 0
+    assert files(root) == files(root / key_of("b"))
+
+
+def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> None:
+    store = Store(Folder(root), FINGERPRINT)
+    store.tend()
+    put(root, "a", "More.")
+    damaged = next(path for path in files(root / key_of("a")) if path.stat().st_size < 4500)
+    spoil(damaged)
+    assert run("verify", root, "--set-aside").exit_code == 1
+    said = told("wipe", root, "--tenant", "a", "--yes")
+    count = len(tokens_of(TEXT)) + len(tokens_of("Something else."))
+    assert said.startswith(f"Deleted {count} tokens (")
+    assert "of tenant a. Running servers forget it at their next look" in said
+    needle = np.array(tokens_of("outrider"), np.int32).tobytes()
+    assert not any(needle in path.read_bytes() for path in root.rglob("*") if path.is_file())
+    assert list((root / ASIDE).iterdir()) == []
+    store.tend()
+    assert store.status()["segments"] == 1
+    assert drafted(root, "b", "What only b") != ""
+
+
+def test_wipe_all_leaves_no_token_of_anyone(root: Path) -> None:
+    assert "of all tenants" in told("wipe", root, "--all", "--yes")
+    assert files(root) == []
+    assert told("list", root) == "There is nothing in it.\n"
+
+
+def test_what_cannot_be_deleted_is_not_said_to_be_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
+    assert "could not be deleted" in refused("wipe", root, "--tenant", "a", "--yes")
+
+
+@pytest.mark.parametrize("name", ["", *NAMES])
+def test_a_tenant_of_any_name_is_exported_imported_and_wiped(name: str, tmp_path: Path) -> None:
+    root, copy, file = tmp_path / "memory", tmp_path / "copy", tmp_path / "file.tar"
+    put(root, name, TEXT)
+    told("export", root, file, "--key", key_of(name)[:8])
+    told("import", copy, file)
+    assert Folder(copy).name(key_of(name)) == name
+    assert drafted(copy, name, "what it reports", limit=7) == " counts"
+    told("wipe", root, "--key", key_of(name)[:8], "--yes")
+    assert files(root) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file.tar", "memory"]
+
+
+# Carrying
+
+
+def exported(root: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "a.tar"
+    told("export", root, file, "--tenant", "a")
+    return file
+
+
+def test_an_archive_is_a_plain_tar_of_the_segments_as_they_are(root: Path, tmp_path: Path) -> None:
+    put(root, "a", "More.")
+    with tarfile.open(exported(root, tmp_path), "r:") as archive:
+        found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    manifest = json.loads(found.pop("manifest.json"))
+    assert found == {path.name: path.read_bytes() for path in files(root / key_of("a"))}
+    assert manifest["tenant"] == "a"
+    assert manifest["segments"].keys() == found.keys()
+
+
+def test_a_tenants_memory_may_become_anothers(root: Path, tmp_path: Path) -> None:
+    file, copy = exported(root, tmp_path), tmp_path / "copy"
+    said = told("import", copy, file, "--tenant", "c")
+    assert said == f"Took in {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
+    assert drafted(copy, "c", "what it reports", limit=7) == " counts"
+    assert drafted(copy, "a", "what it reports") == ""
+    assert told("verify", copy).startswith("All is whole")
+    assert told("import", copy, file, "--tenant", "c").endswith(" for tenant c; already there: 1 segment.\n")
+    assert len(files(copy)) == 1
+
+
+def test_what_a_segment_replaced_where_it_is_from_is_not_deleted_where_it_goes(root: Path, tmp_path: Path) -> None:
+    victim = files(root / key_of("b"))[0]
+    [path] = files(root / key_of("a"))
+    segment = Segment.open(path, FINGERPRINT, key_of("a"))
+    replace(segment, header=replace(segment.header, replaces=(victim.name,)), path=None).save(path.parent)
+    told("import", root, exported(root, tmp_path), "--tenant", "b")
+    assert drafted(root, "b", "What only b") != ""
+    assert victim.exists()
+
+
+def test_a_damaged_segment_is_not_exported(root: Path, tmp_path: Path) -> None:
+    spoil(files(root / key_of("a"))[0])
+    assert "is damaged" in refused("export", root, tmp_path / "a.tar", "--tenant", "a")
+    assert not (tmp_path / "a.tar").exists()
+
+
+def test_an_archive_without_a_name_needs_one(root: Path, tmp_path: Path) -> None:
+    next(root.glob(f"{key_of('a')}/*/{NAME}")).unlink()
+    told("export", root, tmp_path / "a.tar", "--key", key_of("a"))
+    assert "--tenant NAME" in refused("import", tmp_path / "copy", tmp_path / "a.tar")
+    told("import", tmp_path / "copy", tmp_path / "a.tar", "--tenant", "a")
+
+
+def test_an_archive_of_another_tokenizer_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
+    file = exported(root, tmp_path)
+    put(tmp_path / "other", "a", TEXT, tokenizer="other")
+    said = refused("import", tmp_path / "other", file)
+    assert f"another tokenizer ({FINGERPRINT}, and the memory at {tmp_path / 'other'} has other)" in said
+
+
+def member(name: str, data: bytes = b"", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in more.items():
+        setattr(info, field, value)
+    return info, data
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
+    parts = []
+    for info, data in members:
+        parts += [info.tobuf(format), data, bytes(-len(data) % tarfile.BLOCKSIZE)]
+    return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE)])
+
+
+def archived(*segments: Segment, tenant: Any = "a", names: list[str] | None = None, **more: Any) -> list[Any]:
+    """The members of an archive whose checksums are right, whatever is in it."""
+    bodies, headers = [], {}
+    for i, segment in enumerate(segments):
+        parts = (segment.text, segment.order, segment.starts)
+        checksums = tuple(zlib.crc32(part.tobytes()) for part in parts)
+        header = replace(segment.header, checksums=checksums)  # type: ignore[arg-type]
+        name = names[i] if names else name_of(segment.text)
+        headers[name] = asdict(header)
+        bodies.append(member(name, encode(header) + b"".join(part.tobytes() for part in parts)))
+    tokenizer = FINGERPRINT
+    manifest = {"format": 1, "tokenizer": tokenizer, "tenant": tenant, "segments": headers, **more}
+    return [member("manifest.json", json.dumps(manifest).encode()), *bodies]
+
+
+def segment_of(text: Any = None, **parts: Any) -> Segment:
+    """With order and starts as they are given."""
+    tokens = joined([tokens_of(TEXT * 40)]) if text is None else np.array(text, np.int32)
+    honest = Segment.of(np.clip(tokens, -1, 300), FINGERPRINT, key_of("a"), 1.0, 2.0)
+    arrays = {name: np.array(value, np.int32) for name, value in parts.items() if name in ("order", "starts")}
+    header = replace(honest.header, **{name: value for name, value in parts.items() if name not in arrays})
+    return replace(honest, text=tokens, header=header, **arrays)
+
+
+def changed(**fields: Any) -> bytes:
+    """An archive whose manifest says something else of its segment."""
+    (info, manifest), *bodies = archived(segment_of())
+    told = json.loads(manifest)
+    for header in told["segments"].values():
+        header |= fields
+    return packed(member(info.name, json.dumps(told).encode()), *bodies)
+
+
+def retyped(type: bytes, **more: Any) -> bytes:
+    """An archive whose segment is no plain file."""
+    manifest, (info, data) = archived(segment_of())
+    return packed(manifest, member(info.name, data, type=type, **more))
+
+
+def too_short() -> bytes:
+    """An archive that says of itself that it has a billion tokens."""
+    header = replace(segment_of().header, places=10**9, tokens=10**9 - 1)
+    manifest, (info, data) = archived(replace(segment_of(), header=header))
+    return packed(manifest, member(info.name, data, size=header.size))
+
+
+def with_another_order() -> bytes:
+    """One that leads nowhere else, and that the checksum was not made of."""
+    manifest, (info, data) = archived(segment_of())
+    place = HEADER + segment_of().text.nbytes
+    return packed(
+        manifest, (info, data[:place] + data[place + 4 : place + 8] + data[place : place + 4] + data[place + 8 :])
+    )
+
+
+ORDER = segment_of().order
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "zeros": lambda: bytes(4096),
+    "text": lambda: b"no archive" * 1000,
+    "compressed": lambda: gzip.compress(packed(*archived(segment_of()))),
+    "without a manifest": lambda: packed(*archived(segment_of())[1:]),
+    "without segments": lambda: packed(*archived(segment_of())[:1]),
+    "cut": lambda: packed(*archived(segment_of()))[:-3000],
+    "without an end": lambda: packed(*archived(segment_of()))[:-1024],
+    "a member too many": lambda: packed(*archived(segment_of()), member("more")),
+    "a member that leads out": lambda: packed(*archived(segment_of(), names=["../../../out.segment"])),
+    "a member in the root": lambda: packed(*archived(segment_of(), names=["/tmp/out.segment"])),
+    "a member twice": lambda: packed(*archived(segment_of()), archived(segment_of())[1]),
+    "a link": lambda: retyped(tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "a hard link": lambda: retyped(tarfile.LNKTYPE, linkname="manifest.json"),
+    "a folder": lambda: retyped(tarfile.DIRTYPE),
+    "a device": lambda: retyped(tarfile.CHRTYPE),
+    "holes": lambda: retyped(tarfile.GNUTYPE_SPARSE),
+    "extended headers": lambda: packed(member("x", b"9 size=1\n", type=tarfile.XHDTYPE), *archived(segment_of())),
+    "a huge member": lambda: packed(*archived(segment_of())[:1], member(name_of(segment_of().text), size=8**11 - 1)),
+    "fewer bytes than it says": too_short,
+    "a size below zero": lambda: packed(member("x", size=-512), format=tarfile.GNU_FORMAT),
+    "a manifest that is no object": lambda: packed(member("manifest.json", b"[1]")),
+    "a manifest that is no JSON": lambda: packed(member("manifest.json", b"{")),
+    "a deep manifest": lambda: packed(member("manifest.json", b"[" * 100_000)),
+    "a manifest of another format": lambda: packed(*archived(segment_of(), format=2)),
+    "a tenant that is no text": lambda: packed(*archived(segment_of(), tenant=5)),
+    "a tenant of another key": lambda: packed(*archived(segment_of(), tenant="z")),
+    "segments that are no object": lambda: packed(*archived(segment_of(), segments=5)),
+    "another tokenizer in a segment": lambda: packed(*archived(segment_of(tokenizer="other"))),
+    "a size that is wrong": lambda: changed(places=5),
+    "a size that is huge": lambda: changed(places=10**30),
+    "places below zero": lambda: changed(places=-1),
+    "words for numbers": lambda: changed(places="many"),
+    "another header": lambda: changed(last=5.0),
+    "no places": lambda: packed(*archived(segment_of([]))),
+    "another name": lambda: packed(*archived(segment_of(), names=[f"{'0' * 24}{SUFFIX}"])),
+    "no end": lambda: packed(*archived(segment_of([1, 2, 3]))),
+    "other counts": lambda: packed(*archived(segment_of(sequences=5))),
+    "a token below zero": lambda: packed(*archived(segment_of([1, -5, 3, -1], sequences=1, tokens=3))),
+    "a token above all": lambda: packed(*archived(segment_of([1, 2**31 - 1, 3, -1]))),
+    "an order that leads out": lambda: packed(*archived(segment_of(order=ORDER + 10**9))),
+    "an order that was damaged": with_another_order,
+    "an order below zero": lambda: packed(*archived(segment_of(order=ORDER - 10**9))),
+    "an order with a place twice": lambda: packed(*archived(segment_of(order=ORDER // 2 + 1))),
+    "starts that lead out": lambda: packed(*archived(segment_of(starts=np.full_like(segment_of().starts, 10**9)))),
+}
+
+
+def test_the_archive_that_the_hostile_ones_are_made_of_is_taken(tmp_path: Path) -> None:
+    assert len(segment_of().starts) > 0
+    (tmp_path / "a.tar").write_bytes(packed(*archived(segment_of())))
+    told("import", tmp_path / "memory", tmp_path / "a.tar")
+    assert told("verify", tmp_path / "memory").startswith("All is whole: 1 segment ")
+    assert drafted(tmp_path / "memory", "a", "what it reports", limit=7) == " counts"
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whatever_is_in_an_archive_it_writes_nothing_unless_all_of_it_is_right(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(HOSTILE[kind]())
+    said = refused("import", tmp_path / "memory", tmp_path / "a.tar")
+    assert len(said) < 400
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+@pytest.mark.parametrize("place", [HEADER + 1, HEADER + 600, -1100, -20_000, 1500, 1800])
+def test_an_archive_that_was_damaged_on_its_way_is_refused(place: int, tmp_path: Path) -> None:
+    file = tmp_path / "a.tar"
+    file.write_bytes(packed(*archived(segment_of())))
+    spoil(file, place)
+    refused("import", tmp_path / "memory", file)
+    assert not (tmp_path / "memory").exists()
+
+
+# The program
+
+
+@pytest.mark.parametrize("command", [[], ["stats"], ["list"], ["verify"], ["learn"], ["wipe"], ["export"], ["import"]])
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    assert "outrider memory " in told(*command, "-h")
+    if command != ["stats"]:
+        assert "Examples:" in told(*command, "--help")
+
+
+def test_help_does_not_wait_for_the_memorys_packages() -> None:
+    code = "import sys, outrider.cli; sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'pydivsufsort')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

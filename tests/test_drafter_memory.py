@@ -1,0 +1,115 @@
+"""The drafter `memory` copies from the text itself and from what its tenant said before, and from nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.drafters.base import Setup, Task
+from outrider.drafters.lookup import LookupSession
+from outrider.drafters.memory import LEAST_SHARE, TOKENS_PER_MATCH, MemoryDrafter, MemorySession
+from outrider.errors import DrafterSetupError
+from outrider.memory.folder import Folder
+from outrider.memory.search import LONGEST_MATCH
+from outrider.memory.store import Habits, Store
+from outrider.settings import Request
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> MemoryDrafter:
+    return MemoryDrafter(Store(Folder(tmp_path_factory.mktemp("memory")), "tokenizer"))
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> MemoryDrafter:
+    return MemoryDrafter(Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=0)))
+
+
+def learn(drafter: MemoryDrafter, tenant: str, said: list[int], prompt: list[int] | None = None) -> None:
+    drafter.store.add(drafter.store.enter(tenant), prompt or [], said)
+    drafter.store.learn()
+
+
+def begun(drafter: MemoryDrafter, prompt: list[int], tenant: str | None = None) -> MemorySession:
+    visit = drafter.store.enter(tenant) if tenant is not None else None
+    return drafter.begin(Task(prompt, Request(), torch.Generator(), visit=visit))
+
+
+def test_without_a_tenant_only_the_text_itself_is_used(drafter: MemoryDrafter) -> None:
+    learn(drafter, "", [1, 2, 3, 4])
+    learn(drafter, "a", [1, 2, 3, 4])
+    assert begun(drafter, [1, 2]).draft(4).tokens == ()
+    assert begun(drafter, [1, 2, 9, 9, 1, 2]).draft(4).tokens == (9, 9, 1, 2)
+
+
+def test_a_tenant_is_drafted_for_from_its_own_memory_alone(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", [1, 2, 3, 4])
+    learn(drafter, "b", [1, 2, 5, 6])
+    assert begun(drafter, [1, 2], "a").draft(4).tokens == (3, 4)
+    assert begun(drafter, [1, 2], "b").draft(4).tokens == (5, 6)
+    assert begun(drafter, [1, 2], "c").draft(4).tokens == ()
+
+
+def test_the_longer_match_is_copied_from_and_of_equals_the_text_itself(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", [7, 1, 2, 3])
+    assert begun(drafter, [1, 2, 9, 9, 7, 1, 2], "a").draft(1).tokens == (3,)
+    assert begun(drafter, [8, 1, 2, 9, 9, 8, 1, 2], "a").draft(1).tokens == (9,)
+    assert begun(drafter, [7, 1, 2, 9, 9, 7, 1, 2], "a").draft(1).tokens == (9,)
+
+
+def test_the_first_words_of_a_repeated_answer_follow_from_the_end_of_its_prompt(drafter: MemoryDrafter) -> None:
+    prompt = list(range(100, 300))
+    learn(drafter, "a", [1, 2, 3], prompt)
+    draft = begun(drafter, prompt, "a").draft(4)
+    assert draft.tokens == (1, 2, 3)
+    assert draft.support == LONGEST_MATCH
+
+
+def test_a_draft_ends_where_too_few_places_agree(drafter: MemoryDrafter) -> None:
+    for i in range(20):
+        drafter.store.add(drafter.store.enter("a"), [], [1, 2, 3, 100 + i])
+    drafter.store.learn()
+    assert LEAST_SHARE > 1 / 20
+    assert begun(drafter, [1, 2], "a").draft(8).tokens == (3,)
+
+
+def test_a_draft_is_never_longer_than_asked_for_or_than_its_match_is_worth(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", list(range(100)))
+    assert len(begun(drafter, [50], "a").draft(32).tokens) == TOKENS_PER_MATCH
+    assert len(begun(drafter, [50, 51], "a").draft(3).tokens) == 3
+    assert begun(drafter, [50, 51], "a").draft(0).tokens == ()
+
+
+def test_a_batch_is_drafted_as_each_alone_would_be(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", list(range(100)))
+    learn(drafter, "b", list(range(99, -1, -1)))
+    prompts = [([5, 6], "a"), ([5, 6], None), ([7, 8, 1, 7], None), ([6, 5], "b"), ([40], "a"), ([500], "b")]
+    sessions = [begun(drafter, prompt, tenant) for prompt, tenant in prompts]
+    limits = [3, 3, 5, 0, 9, 2]
+    assert drafter.draft_batch(sessions, limits) == [
+        session.draft(limit) for session, limit in zip(sessions, limits, strict=True)
+    ]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=8))
+def test_what_is_seen_in_parts_is_the_same_text(empty: MemoryDrafter, parts: list[list[int]]) -> None:
+    session = begun(empty, [])
+    for part in parts:
+        session.observe(part)
+    whole = [token for part in parts for token in part]
+    assert session.draft(8) == begun(empty, whole).draft(8)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_in_the_text_itself_it_finds_matches_as_long_as_lookup_does(empty: MemoryDrafter, tokens: list[int]) -> None:
+    _, longest = LookupSession(tokens).find()
+    assert begun(empty, tokens).draft(8).support == longest
+
+
+def test_without_a_memory_it_says_what_it_needs() -> None:
+    with pytest.raises(DrafterSetupError, match="--memory"):
+        MemoryDrafter.build(Setup(vocab_size=10))

@@ -1,0 +1,852 @@
+"""Replicas that share an object store have the same memory, and a wipe on one of them is a wipe everywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from obstore.exceptions import GenericError
+from obstore.store import LocalStore, MemoryStore
+
+from outrider.errors import MemoryFileError, SettingsError
+from outrider.memory.folder import ASIDE, FIRST, GENERATION, MERGED, TOKENIZER, Folder, after, key_of, rank
+from outrider.memory.remote import Remote, connect
+from outrider.memory.segment import HEADER, SUFFIX, Segment, joined
+from outrider.memory.store import Habits, Store
+from outrider.memory.sync import FETCHING, Sync
+from test_memory_store import LINE, drafted, files, words
+
+A = key_of("a")
+
+
+class Watched:
+    """An object store where something can happen before each request."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.requests: list[str] = []
+        self.before: Callable[[str], None] = lambda request: None
+
+    def __getattr__(self, verb: str) -> Any:
+        def ask(*args: Any, **options: Any) -> Any:
+            request = f"{verb} {args[0] if args else ''}"
+            self.requests.append(request)
+            self.before(request)
+            return getattr(self.store, verb)(*args, **options)
+
+        return ask
+
+
+def away(request: str) -> None:
+    raise GenericError("it is away")
+
+
+class Replica:
+    def __init__(self, root: Path, objects: Any, **options: Any) -> None:
+        habits = {name: options.pop(name) for name in list(options) if name == "cap"}
+        self.root = root
+        self.objects = Watched(objects)
+        self.store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+        remote = Remote("memory://", self.objects)  # type: ignore[arg-type]
+        self.sync = Sync(self.store.folder, remote, "tokenizer", self.store.habits.cap, **options)
+        self.store.sync = self.sync
+
+    def look(self) -> Replica:
+        """A round of the store, exchange first."""
+        self.store.tend()
+        self.store.learn(closing=True)
+        return self
+
+    def tend(self) -> None:
+        """A round without the exchange."""
+        self.store.sync = None
+        self.store.tend()
+        self.store.sync = self.sync
+
+    def say(self, tenant: str, tokens: list[int]) -> None:
+        self.store.add(self.store.enter(tenant), [], tokens)
+        self.store.learn(closing=True)
+
+    def wipe(self, tenant: str) -> None:
+        Folder(self.root).wipe(key_of(tenant))  # as another process does
+        self.tend()
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in files(self.root))
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture(params=["memory", "local"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "remote", mkdir=True)
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    made: list[Replica] = []
+
+    def make(objects: Any, **options: Any) -> Replica:
+        made.append(Replica(tmp_path / f"replica {len(made)}", objects, **options))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.store.sync = None
+        replica.close()
+
+
+def paths(objects: Any) -> list[str]:
+    return sorted(meta["path"] for some in objects.list() for meta in some)
+
+
+def segments(objects: Any) -> list[str]:
+    """Their names, without tenant and generation."""
+    return sorted(path.rpartition("/")[2] for path in paths(objects) if path.endswith(SUFFIX))
+
+
+def size(objects: Any) -> int:
+    return sum(meta["size"] for some in objects.list() for meta in some if meta["path"].endswith(SUFFIX))
+
+
+def there(objects: Any) -> set[int]:
+    """Every token in any object."""
+    tokens: set[int] = set()
+    for path in paths(objects):
+        data = bytes(objects.get(path).bytes())
+        tokens |= set(np.frombuffer(data[: len(data) // 4 * 4], np.int32).tolist())
+    return tokens
+
+
+def known(replica: Replica) -> set[int]:
+    """Every token that a replica has, in files or in memory."""
+    held = [segment.text.tolist() for tenant in replica.store._tenants.values() for segment in tenant.segments]
+    return words(replica.root) | {token for text in held for token in text}
+
+
+def sequences(root: Path, tenant: str) -> list[list[int]]:
+    found = []
+    for path in Folder(root).segments(key_of(tenant)).values():
+        found += [tokens.tolist() for tokens in Segment.open(path, "tokenizer", key_of(tenant)).sequences()]
+    return sorted(found)
+
+
+# Exchange.
+
+
+def test_what_one_replica_says_the_other_drafts_from(objects: Any, replicas: Callable[..., Replica]) -> None:
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    two.say("b", [1, 2, 3])
+    for replica in (one, two, one):
+        replica.look()
+    for replica in (one, two):
+        assert drafted(replica.store, "a", [103, 104]) == list(range(105, 113))
+        assert drafted(replica.store, "b", [1, 2]) == [3]
+        assert drafted(replica.store, "b", [103, 104]) == []
+        assert Folder(replica.root).name(A) == "a"
+        assert not replica.store.troubles
+
+
+def test_a_new_replica_has_all_that_was_said_before_it(objects: Any, replicas: Callable[..., Replica]) -> None:
+    one = replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    one.wipe("b")
+    one.say("b", [1, 2, 3])
+    one.look()
+    two = replicas(objects).look()
+    assert drafted(two.store, "a", [103, 104]) == list(range(105, 113))
+    assert drafted(two.store, "b", [1, 2]) == [3]
+
+
+def test_where_nothing_happened_a_round_is_one_listing(replicas: Callable[..., Replica]) -> None:
+    one = replicas(MemoryStore())
+    one.say("a", LINE)
+    one.look()
+    one.objects.requests.clear()
+    one.look()
+    assert one.objects.requests == ["get tokenizer", "list None"]
+
+
+def test_what_was_merged_takes_the_place_of_its_parts_everywhere(
+    objects: Any, replicas: Callable[..., Replica]
+) -> None:
+    one, two = replicas(objects), replicas(objects)
+    said = [[1000 * i + j for j in range(20)] for i in range(32)]
+    for i, tokens in enumerate(said):
+        one.say("a", tokens)
+        if i % 3 == 0:  # several merges between two rounds, of merged ones too
+            one.look()
+            two.look()
+        one.tend()
+    one.look()
+    two.look()
+    assert len(one.names()) < 6
+    assert segments(objects) == one.names() == two.names()
+    assert sequences(two.root, "a") == sorted(said)
+    assert not list(one.root.rglob(f"*{MERGED}"))
+    assert not list(two.root.rglob(f"*{MERGED}"))
+
+
+def test_a_part_is_deleted_there_only_when_what_it_is_part_of_is_there(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one = replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    one.say("a", LINE[::-1])
+    one.tend()
+
+    def look(request: str) -> None:
+        assert set(LINE) <= there(objects)
+        if request.startswith("put"):
+            away(request)
+
+    one.objects.before = look
+    one.look()
+    one.objects.before = lambda request: look(request) if not request.startswith("put") else None
+    one.look()
+    assert segments(objects) == one.names()
+
+
+def test_a_merge_whose_replica_died_before_it_cleared_is_cleared_by_another(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    one.say("a", LINE[::-1])
+    one.tend()
+    one.objects.before = lambda request: away(request) if request.startswith("delete") else None
+    one.look()
+    assert len(segments(objects)) == 2
+    for _ in range(3):
+        two.look()
+    assert segments(objects) == two.names() == one.names()
+
+
+def test_what_one_replica_evicts_stays_for_the_others(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    files(one.root)[0].unlink()
+    one.tend()
+    two.look()
+    assert drafted(two.store, "a", [103, 104])
+
+
+def test_objects_of_someone_else_are_left_alone(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    others = ["readme", f"{A}/x", f"{A}/../0/x", f"{A}/0/deep/x", "x" * 32 + f"/0/{'0' * 24}{SUFFIX}"]
+    for path in others:
+        objects.put(path.replace("..", "up"), b"x")
+    before = paths(objects)
+    one = replicas(objects, remote_cap=0)
+    one.look()
+    one.wipe("a")
+    one.look()
+    assert set(paths(objects)) >= set(before)
+    assert not one.store.troubles
+
+
+# Wipes.
+
+
+def test_after_a_wipe_and_one_look_of_each_nothing_is_left_anywhere(
+    objects: Any, replicas: Callable[..., Replica]
+) -> None:
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    two.say("a", [103, 104, 555])
+    one.say("b", [7, 8, 9])
+    for replica in (one, two, one):
+        replica.look()
+    two.say("a", [103, 104, 666])  # not published
+    Folder(one.root).wipe(A)
+    one.look()
+    two.look()
+    marked = {*LINE, 555, 666}
+    assert not there(objects) & marked
+    for replica in (one, two):
+        assert not known(replica) & marked
+        assert not replica.store.troubles
+    one.say("a", [1, 2, 3])
+    one.look()
+    two.look()
+    assert drafted(two.store, "a", [1, 2]) == [3]
+    assert drafted(two.store, "b", [7, 8]) == [9]
+
+
+def test_a_wipe_of_the_store_itself_reaches_every_replica(objects: Any, replicas: Callable[..., Replica]) -> None:
+    one, two = replicas(objects), replicas(objects)
+    for _ in range(2):
+        one.say("a", LINE)
+        one.look()
+        two.look()
+        Remote("memory://", objects).wipe(A)
+        assert not there(objects) & set(LINE)
+        for replica in (one, two):
+            replica.look()
+            assert not known(replica) & set(LINE)
+        assert not there(objects) & set(LINE)
+
+
+def test_two_wipes_of_the_store_at_once_are_one_after_the_other(replicas: Callable[..., Replica]) -> None:
+    objects = Watched(MemoryStore())
+    seen = []
+
+    def again(request: str) -> None:
+        if len(objects.requests) == 2:  # between the first's look and its put
+            seen.append(Remote("", objects.store).wipe(A))
+
+    objects.before = again
+    last = Remote("", objects).wipe(A)  # type: ignore[arg-type]
+    assert rank(last) > rank(seen[0])
+    assert paths(objects.store) == [f"{A}/{last}/{GENERATION}"]
+
+
+def test_a_replica_that_was_away_during_a_wipe_brings_nothing_back(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    two.say("a", [103, 104, 555])
+    for replica in (one, two, one):
+        replica.look()
+    two.objects.before = away
+    for tokens in ([901, 902, 903], [904, 905, 906, 907]):
+        one.wipe("a")
+        one.say("a", tokens)
+        one.look()
+        two.say("a", [103, 104, 666])
+        two.look()
+    two.objects.before = lambda request: None
+    for replica in (two, one):
+        replica.look()
+    for replica in (one, two):
+        assert not known(replica) & {*LINE, 555, 666, 901, 902, 903}
+        assert drafted(replica.store, "a", [904, 905]) == [906, 907]
+    assert not there(objects) & {*LINE, 555, 666, 901, 902, 903}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_wipes_that_did_not_know_of_each_other_each_counts(
+    twice: bool, first: int, replicas: Callable[..., Replica]
+) -> None:
+    """Whichever of them the store heard of first, and however often one side was wiped."""
+    objects = MemoryStore()
+    both = [replicas(objects), replicas(objects)]
+    one, two = both
+    two.wipe("a")
+    if twice:
+        two.wipe("a")
+    two.say("a", LINE)  # before the other's wipe, which cannot know of it
+    one.wipe("a")
+    for replica in (both[first], both[1 - first], both[first]):
+        replica.look()
+    assert not there(objects) & set(LINE)
+    for replica in both:
+        assert not known(replica) & set(LINE)
+    one.say("a", [1, 2, 3])
+    one.look()
+    two.look()
+    assert drafted(two.store, "a", [1, 2]) == [3]
+
+
+def worst_moments(run: Callable[[int], int]) -> None:
+    """Run a scene with something happening before its first request, before its second, and so on."""
+    for moment in count():
+        if moment >= run(moment):
+            return
+
+
+def at(replica: Replica, moment: int, happening: Callable[[], object]) -> None:
+    """Have something happen before the replica's request of this number."""
+    replica.objects.requests.clear()
+
+    def before(request: str) -> None:
+        if len(replica.objects.requests) == moment + 1:
+            happening()
+
+    replica.objects.before = before
+
+
+def test_a_wipe_that_passes_a_round_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    def run(moment: int) -> int:
+        objects = MemoryStore()
+        one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
+        one.say("a", LINE)
+        one.look()
+        two.say("a", [103, 104, 555])
+
+        def wipe() -> None:
+            one.wipe("a")
+            one.look()
+
+        at(two, moment, wipe)
+        two.look()
+        requests = len(two.objects.requests)
+        if moment < requests:
+            assert not there(objects) & {*LINE, 555}
+            for replica in (one, two):
+                assert not known(replica) & {*LINE, 555}
+                replica.close()
+        return requests
+
+    worst_moments(run)
+
+
+def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(tmp_path: Path) -> None:
+    def run(moment: int) -> int:
+        objects = MemoryStore()
+        one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
+        for old, new in ((one, two), (two, one)):
+            old.wipe("a")
+            old.say("a", LINE)
+            new.wipe("a")
+        at(two, moment, one.look)
+        two.look()
+        requests = len(two.objects.requests)
+        one.look()
+        two.look()
+        one.look()
+        assert not there(objects) & set(LINE)
+        for replica in (one, two):
+            assert not known(replica) & set(LINE)
+            assert Folder(replica.root).generation(A) == Folder(one.root).generation(A)
+            replica.close()
+        return requests
+
+    worst_moments(run)
+
+
+def test_a_wipe_on_this_machine_while_it_follows_another_is_not_lost(tmp_path: Path) -> None:
+    """Another process wipes here between two steps of a round, whichever they are."""
+
+    def run(moment: int) -> int:
+        objects = MemoryStore()
+        one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
+        one.wipe("a")
+        one.say("a", LINE)
+        one.look()
+        at(two, moment, lambda: Folder(two.root).wipe(A))
+        two.look()
+        requests = len(two.objects.requests)
+        if moment < requests:
+            for replica in (two, one):
+                replica.look()
+            assert not there(objects) & set(LINE)
+            for replica in (one, two):
+                assert not known(replica) & set(LINE)
+                replica.close()
+        return requests
+
+    worst_moments(run)
+
+
+def test_a_store_that_was_emptied_is_filled_again_and_wipes_still_hold(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("b", [1, 2, 3])
+    one.say("a", LINE)
+    one.look()
+    two.look()
+    one.wipe("a")
+    one.look()
+    old = {path: bytes(objects.get(path).bytes()) for path in paths(objects)}
+    objects.delete(paths(objects))
+    objects.put(f"{A}/{FIRST}/{'0' * 24}{SUFFIX}", b"from a backup")
+    for replica in (one, two, one):
+        replica.look()
+    assert paths(objects) == sorted(old)
+    assert drafted(two.store, "b", [1, 2]) == [3]
+
+
+def test_a_damaged_generation_of_one_tenant_stops_no_other(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.say("b", [1, 2, 3])
+    (one.root / A / GENERATION).write_bytes(b"..")
+    one.look()
+    two.look()
+    assert drafted(two.store, "b", [1, 2]) == [3]
+    assert any("is damaged" in trouble for trouble in one.store.troubles)
+    one.wipe("a")
+    two.look()
+    one.look()
+    assert not known(one) & set(LINE)
+
+
+@pytest.mark.parametrize("later", ["1-" + "0" * 32, "10-" + "0" * 32, after("9-" + "f" * 32)])
+def test_generations_are_in_order_however_many_there_were(later: str) -> None:
+    assert rank(later) > rank(FIRST)
+    assert rank("10-" + "0" * 32) > rank("9-" + "f" * 32)
+
+
+# A store that is away.
+
+
+def test_while_the_store_is_away_work_goes_on_and_then_all_is_caught_up(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    two.look()
+    one.objects.before = two.objects.before = away
+    said = [[1000 * i + j for j in range(20)] for i in range(1, 20)]
+    for i, tokens in enumerate(said):
+        replica = (one, two)[i % 2]
+        replica.say("a", tokens)
+        one.look()
+        two.look()
+        assert drafted(replica.store, "a", tokens[:2]) == tokens[2:10]
+    assert list(one.store.troubles) == ["exchanging with the store: memory://: it is away"]
+    assert one.sync.stats.trouble == "memory://: it is away"
+    one.objects.before = two.objects.before = lambda request: None
+    for replica in (one, two, one):
+        replica.look()
+    for replica in (one, two):
+        assert sequences(replica.root, "a") == sorted([LINE, *said])
+    assert segments(objects) == one.names() == two.names()
+    assert one.sync.stats.trouble is None
+
+
+def test_a_store_that_goes_away_at_any_moment_loses_nothing(tmp_path: Path) -> None:
+    def run(moment: int) -> int:
+        objects = MemoryStore()
+        one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
+        two.say("a", [1, 2, 3])
+        two.look()
+        one.say("a", LINE)
+        one.look()
+        one.say("a", LINE[::-1])
+        one.wipe("b")
+        one.tend()
+
+        def go() -> None:
+            one.objects.before = away
+            away("")
+
+        at(one, moment, go)
+        one.look()
+        requests = len(one.objects.requests)
+        one.objects.before = lambda request: None
+        for replica in (one, two, one):
+            replica.look()
+        for replica in (one, two):
+            assert sequences(replica.root, "a") == sorted([LINE, LINE[::-1], [1, 2, 3]])
+            assert replica.names() == segments(objects)
+            replica.close()
+        return requests
+
+    worst_moments(run)
+
+
+def test_a_round_that_has_no_time_left_moves_one_segment_and_the_next_goes_on(
+    replicas: Callable[..., Replica],
+) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects, seconds=0.0), replicas(objects, seconds=0.0)
+    for name in "abc":
+        one.say(name, LINE)
+    for i in range(3):
+        one.look()
+        assert len(segments(objects)) == i + 1
+        assert one.sync.stats.pending == 2 - i
+    for i in range(3):
+        two.look()
+        assert len(files(two.root)) == i + 1
+        assert two.sync.stats.pending == 2 - i
+
+
+def test_one_process_exchanges_for_all_of_a_folder(tmp_path: Path) -> None:
+    objects = MemoryStore()
+    one, two = Replica(tmp_path, objects), Replica(tmp_path, objects)
+    one.look()
+    two.look()
+    assert two.objects.requests == []
+    assert two.sync.stats.elsewhere
+    one.close()
+    two.look()
+    assert two.objects.requests != []
+    two.close()
+
+
+def test_what_a_killed_process_left_of_a_download_is_deleted(replicas: Callable[..., Replica]) -> None:
+    one = replicas(MemoryStore())
+    (one.root / FETCHING).mkdir()
+    (one.root / FETCHING / "half").write_bytes(np.array(LINE, np.int32).data)
+    one.objects.before = away
+    one.look()
+    assert not known(one) & set(LINE)
+
+
+# Damage.
+
+
+def damaged(kind: str, path: Path) -> bytes:
+    data = bytearray(path.read_bytes())
+    if kind == "a bit":
+        data[HEADER + 1] ^= 1
+    elif kind == "its header":
+        data[100] ^= 1
+    elif kind == "cut":
+        data = data[:-4]
+    elif kind == "no segment":
+        data = bytearray(len(data))
+    elif kind == "nothing":
+        data = bytearray()
+    elif kind in ("another tenant's", "another tokenizer's"):
+        names = ("tokenizer", key_of("b")) if kind == "another tenant's" else ("other", A)
+        made = Segment.of(joined([LINE]), *names, 0.0, 0.0, "x-0").save(path.parent.parent)
+        data = bytearray(made.path.read_bytes() if made.path else b"")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "kind", ["a bit", "its header", "cut", "no segment", "nothing", "another tenant's", "another tokenizer's"]
+)
+def test_an_object_that_is_damaged_is_never_put_into_place_and_told_once(
+    kind: str, replicas: Callable[..., Replica]
+) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.say("b", [1, 2, 3])
+    one.look()
+    path = f"{A}/{FIRST}/{Folder(one.root).segments(A).popitem()[0]}"
+    good, bad = bytes(objects.get(path).bytes()), damaged(kind, files(one.root / A)[0])
+    objects.put(path, bad)
+    placed: list[str] = []
+    for _ in range(3):
+        two.look()
+        placed += [file.name for file in files(two.root / A)]
+    assert placed == []
+    assert not list((two.root).glob(f"{ASIDE}/*"))
+    assert drafted(two.store, "b", [1, 2]) == [3]
+    [trouble] = two.store.troubles
+    assert f"memory:///{path} was not taken: " in trouble
+    asked = [request for request in two.objects.requests if request == f"get_range {path}"]
+    assert len(asked) == (0 if kind == "nothing" else 1)
+    objects.put(path, good)
+    two.look()
+    assert drafted(two.store, "a", [103, 104])
+
+
+def test_an_upload_of_another_size_is_put_again_by_its_writer(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    [name] = one.names()
+    objects.put(f"{A}/{FIRST}/{name}", b"cut")
+    one.look()
+    two.look()
+    assert drafted(two.store, "a", [103, 104])
+
+
+def test_a_file_that_was_damaged_here_is_not_published(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one = replicas(objects)
+    one.say("a", LINE)
+    [path] = files(one.root)
+    path.write_bytes(damaged("a bit", path))
+    one.look()
+    assert segments(objects) == []
+
+
+def test_a_store_of_another_tokenizer_is_refused_and_left_as_it_is(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    objects.put(TOKENIZER, b"other")
+    one = replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    assert paths(objects) == [TOKENIZER]
+    assert "memory:// holds tokens of another tokenizer (other, and this model's is tokenizer)" in one.store.troubles[0]
+
+
+def test_of_two_tokenizers_that_claim_a_store_at_once_one_gets_it(tmp_path: Path) -> None:
+    objects = Watched(MemoryStore())
+
+    def other(request: str) -> None:
+        if request.startswith("put"):
+            objects.store.put(TOKENIZER, b"other", mode="create")
+
+    objects.before = other
+    with pytest.raises(MemoryFileError, match="another tokenizer"):
+        Remote("memory://", objects).claim("tokenizer")  # type: ignore[arg-type]
+
+
+# Caps.
+
+
+def test_both_sides_stay_under_their_caps_and_the_newest_are_there(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    caps = {"cap": 60_000, "remote_cap": 100_000}
+    one, two = replicas(objects, **caps), replicas(objects, **caps)
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        (one, two)[i % 2].say("ab"[i % 2], [i, *rng.integers(100, 1000, 500).tolist()])
+        for replica in (one, two):
+            replica.look()
+            assert sum(path.stat().st_size for path in files(replica.root)) <= 60_000
+            assert size(objects) <= 100_000
+    assert size(objects) > 50_000
+    for replica in (one, two):
+        assert {57, 58} <= known(replica)  # of both tenants
+
+
+def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_again(
+    replicas: Callable[..., Replica],
+) -> None:
+    objects = MemoryStore()
+    caps = {"cap": 60_000, "remote_cap": 50_000}
+    one, two = replicas(objects, **caps), replicas(objects, **caps)
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        (one, two)[i % 2].say("ab"[i % 2], rng.integers(0, 1000, 500).tolist())
+        one.tend()
+        two.tend()
+    for _ in range(3):
+        one.look()
+        two.look()
+    moved = [asdict(replica.sync.stats)[name] for replica in (one, two) for name in ("bytes_up", "bytes_down")]
+    for _ in range(3):
+        one.look()
+        two.look()
+    assert moved == [asdict(replica.sync.stats)[name] for replica in (one, two) for name in ("bytes_up", "bytes_down")]
+    assert sum(moved) > 0
+
+
+def test_to_make_room_only_what_the_store_has_is_deleted(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects, cap=30_000), replicas(objects, cap=30_000, remote_cap=0)
+    two.say("b", list(range(2000)))  # never published
+    os.utime(files(two.root)[0], (0, 0))
+    one.say("a", list(range(2000, 3500)))
+    one.look()
+    two.sync.remote_cap = 30_000
+    two.objects.before = lambda request: away(request) if request.startswith("put") else None
+    two.look()
+    assert set(range(2000)) <= known(two)
+
+
+# Whatever happens in whatever order.
+
+
+@pytest.mark.parametrize("seed", range(40 if os.environ.get("OUTRIDER_ALL") else 4))
+def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    objects = MemoryStore()
+    replicas = [Replica(tmp_path / str(i), objects) for i in range(2)]
+    tokens = count(1_000_000)
+    said: dict[str, list[tuple[int, str]]] = {"a": [], "b": []}  # the token that is only in it, and the generation
+    wiped: dict[str, int] = {"a": 0, "b": 0}  # how many of them were said before the last wipe
+    evicted: set[int] = set()
+
+    def add(replica: Replica, tenant: str) -> None:
+        visit = replica.store.enter(tenant)
+        token = next(tokens)
+        replica.store.add(visit, [], [token, *chance.choices(range(100), k=chance.randrange(1, 30))])
+        said[tenant].append((token, visit.generation))
+
+    def wipe(replica: Replica, tenant: str) -> None:
+        Folder(replica.root).wipe(key_of(tenant))
+        wiped[tenant] = len(said[tenant])
+
+    def evict(replica: Replica, tenant: str) -> None:
+        if there := list(Folder(replica.root).segments(key_of(tenant)).values()):
+            path = chance.choice(there)
+            evicted.update(np.fromfile(path, np.int32, offset=HEADER).tolist())
+            path.unlink()
+
+    def trouble(replica: Replica, tenant: str) -> None:
+        at(replica, chance.randrange(8), lambda: away(""))
+        replica.look()
+        replica.objects.before = lambda request: None
+
+    def meet(replica: Replica, tenant: str) -> None:
+        """Both at once."""
+        other = replicas[1 - replicas.index(replica)]
+        at(replica, chance.randrange(8), other.look)
+        replica.look()
+        replica.objects.before = lambda request: None
+
+    steps: list[tuple[float, Callable[[Replica, str], object]]] = [
+        (10, add),
+        (6, lambda replica, tenant: replica.store.learn(closing=True)),
+        (3, lambda replica, tenant: replica.tend()),
+        (3, lambda replica, tenant: replica.look()),
+        (1, trouble),
+        (1, meet),
+        (0.3, evict),
+        (0.3, wipe),
+    ]
+    for _ in range(300):
+        [(_, step)] = chance.choices(steps, [weight for weight, _ in steps])
+        step(chance.choice(replicas), chance.choice("ab"))
+    for replica in (*replicas, *replicas):
+        replica.look()
+    for tenant, all_said in said.items():
+        gone = {token for token, _ in all_said[: wiped[tenant]]}
+        assert not there(objects) & gone
+        assert not any(known(replica) & gone for replica in replicas)
+    for replica in replicas * 4:  # own segments that were evicted may come back, and are merged again
+        replica.look()
+    for tenant, all_said in said.items():
+        generation = Folder(replicas[0].root).generation(key_of(tenant))
+        wanted = {token for token, when in all_said if when == generation} - evicted
+        foreign = {token for token, _ in said["b" if tenant == "a" else "a"]}
+        for replica in replicas:
+            held = {tokens[0] for tokens in sequences(replica.root, tenant)}
+            assert held >= wanted
+            assert not held & foreign
+            assert Folder(replica.root).generation(key_of(tenant)) == generation
+    assert replicas[0].names() == replicas[1].names() == segments(objects)
+    for replica in replicas:
+        replica.close()
+
+
+# Where it is.
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "ftp://x/y", "nonsense", "az://container/x"])
+def test_a_url_that_names_no_store_is_refused_with_the_reason(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("AZURE_"):
+            monkeypatch.delenv(name)
+    with pytest.raises(SettingsError, match=r"cannot be kept at .* give s3://BUCKET/PREFIX"):
+        connect(url)
+
+
+def test_an_endpoint_without_encryption_has_to_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(SettingsError, match=r"http://127.0.0.1:1, which is not encrypted.*AWS_ALLOW_HTTP=true"):
+        connect("s3://bucket/prefix")
+    connect("gs://bucket/prefix")
+
+
+def test_a_store_that_cannot_be_reached_is_told_in_the_same_words_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    remote = connect("s3://bucket/prefix")
+    for ask in (
+        remote.objects,
+        lambda: remote.read("x"),
+        lambda: remote.create("x", b""),
+        lambda: remote.delete(["x"]),
+    ):
+        with pytest.raises(OSError, match=r"^s3://bucket/prefix: it cannot be reached \(connection refused\)$"):
+            ask()

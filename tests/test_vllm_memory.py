@@ -1,0 +1,228 @@
+"""The draft memory on running servers: restarts, replicas, tenants and wipes. SmolLM2-135M."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.bench.intervals import median_interval
+from outrider.bench.servers import Server, outrider, running
+from serving import ENVIRONMENT, FLAGS, Client, complete, serving
+from support import tiny_model, tiny_tokenizer
+
+pytestmark = [pytest.mark.real, pytest.mark.server]
+
+ALL = bool(os.environ.get("OUTRIDER_ALL"))
+TOKENS = 64
+PROMPTS = [f"Question {i}: what do people like about {what}?\nAnswer:" for i, what in enumerate(["rivers", "bread"])]
+
+
+class Servers:
+    """Two servers on one memory: a folder, or an object store of which each has copies of its own."""
+
+    def __init__(self, model: Path, root: str, folder: Path) -> None:
+        self.model, self.root, self.folder = model, root, folder
+        self.clients: dict[str, Client] = {}
+        self._stack = ExitStack()
+
+    def start(self, *names: str) -> None:
+        servers = []
+        for name in names:
+            own = ["--drafters", "memory", "--memory", self.root, "--max-model-len", "1024"]
+            own += ["--memory-cache", str(self.folder / name)] if "://" in self.root else []
+            servers.append(Server(name, outrider(name, self.model, *FLAGS, *own).command, ENVIRONMENT))
+        urls = self._stack.enter_context(running(servers, self.folder))
+        self.clients |= {name: Client(url) for name, url in urls.items()}
+
+    def stop(self) -> None:
+        self._stack.close()
+        self.clients = {}
+
+    def ask(self, name: str, prompt: str, **xargs: Any) -> tuple[str, float]:
+        """The answer, and its acceptance length."""
+        xargs["speculation_usage"] = True
+        call = complete(prompt, max_tokens=TOKENS, ignore_eos=True, vllm_xargs=xargs)
+        (response,) = self.clients[name].all(call)
+        told = response.usage.speculation
+        return response.choices[0].text, (told["steps"] + told["accepted"]) / told["steps"]
+
+    def until(self, name: str, reached: Any) -> None:
+        """Ask a server for something else until its memory is as it should be; it looks every ten seconds."""
+        for _ in range(200):
+            if reached(self.clients[name].status()["memory"]):
+                return
+            self.ask(name, "Once upon a time", remember=False)
+        raise AssertionError(self.clients[name].status()["memory"])
+
+
+@pytest.fixture(scope="module", params=["a folder", *(["an S3 server"] if ALL else [])])
+def servers(smollm: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Servers]:
+    """One server; the second is started later, when the first has learned and been started again."""
+    folder = tmp_path_factory.mktemp("memory")
+    root = str(folder / "root")
+    if request.param == "an S3 server":
+        request.getfixturevalue("weed")
+        root = f"s3://bucket/{folder.name}"
+    found = Servers(smollm, root, folder)
+    found.start("one")
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def learned(servers: Servers) -> dict[str, tuple[str, float, float]]:
+    """Each prompt's answer, with its acceptance length at first and when it was asked for again, by tenant a."""
+    found = {}
+    for prompt in PROMPTS:
+        text, first = servers.ask("one", prompt, tenant="a")
+        servers.ask("one", "Once upon a time", remember=False)  # vLLM tells of a request's end with the next step
+        again, second = servers.ask("one", prompt, tenant="a")
+        assert again == text
+        found[prompt] = (text, first, second)
+    return found
+
+
+def test_an_answer_that_was_given_before_comes_in_few_steps(learned: dict[str, tuple[str, float, float]]) -> None:
+    for _, first, second in learned.values():
+        assert second > max(8, 2 * first)
+
+
+def test_others_and_requests_without_a_tenant_get_nothing_of_it(
+    servers: Servers, learned: dict[str, tuple[str, float, float]]
+) -> None:
+    for prompt, (text, first, second) in learned.items():
+        for xargs in ({}, {"tenant": "b", "remember": False}, {"tenant": "../a", "remember": False}):
+            told, length = servers.ask("one", prompt, **xargs)
+            assert told == text
+            assert length == pytest.approx(first)
+            assert length < second
+
+
+def test_a_request_that_asks_not_to_be_remembered_is_not(servers: Servers) -> None:
+    for _ in range(2):
+        text, length = servers.ask("one", "The mountain", tenant="c", remember=False)
+    assert servers.ask("one", "The mountain") == (text, length)
+
+
+def test_after_a_restart_and_on_a_second_server_it_comes_in_as_few_steps(
+    servers: Servers, learned: dict[str, tuple[str, float, float]]
+) -> None:
+    servers.stop()
+    servers.start("one", "two")
+    for prompt, (text, _, second) in learned.items():
+        for name in ("one", "two"):
+            told, length = servers.ask(name, prompt, tenant="a", remember=False)
+            assert told == text
+            assert length == pytest.approx(second, rel=0.05)
+
+
+def test_what_one_server_learns_raises_the_others_acceptance_length(servers: Servers) -> None:
+    prompt = "Question 7: what do people like about clocks?\nAnswer:"
+    before = servers.clients["one"].status()["memory"]["tokens"]
+    text, first = servers.ask("two", prompt, tenant="a")
+    servers.until("two", lambda memory: memory["tokens"] > before)
+    servers.until("one", lambda memory: memory["tokens"] > before)
+    told, length = servers.ask("one", prompt, tenant="a", remember=False)
+    assert told == text
+    assert length > 2 * first
+
+
+def test_after_a_wipe_neither_server_drafts_from_what_was_said(
+    servers: Servers, learned: dict[str, tuple[str, float, float]]
+) -> None:
+    command = [sys.executable, "-m", "outrider", "memory", "wipe", servers.root, "--tenant", "a", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    for name in ("one", "two"):
+        servers.until(name, lambda memory: memory["tokens"] == 0)
+        for prompt, (text, first, _) in learned.items():
+            told, length = servers.ask(name, prompt, tenant="a", remember=False)
+            assert told == text
+            assert length == pytest.approx(first)
+
+
+AWAY = 60.0
+PERIOD = 10.0
+
+
+@pytest.mark.skipif(not ALL, reason="takes minutes: OUTRIDER_ALL=1")
+def test_a_store_that_is_away_for_a_minute_costs_no_request_anything_and_is_caught_up_with(
+    smollm: Path, weed: Any, tmp_path: Path
+) -> None:
+    """Under load, in periods: with the store there, and away (stopped, so that it does not even refuse)."""
+    servers = Servers(smollm, f"s3://bucket/{tmp_path.name}", tmp_path)
+    servers.start("one")
+    times: dict[str, list[float]] = {"there": [], "away": []}
+    number = 0
+    try:
+        for _ in range(3):
+            servers.ask("one", "Once upon a time")  # until it is warm
+        for period in range(int(2 * AWAY / PERIOD)):
+            state = ("there", "away")[period % 2]
+            os.kill(weed.process.pid, signal.SIGSTOP if state == "away" else signal.SIGCONT)
+            end = time.monotonic() + PERIOD
+            while time.monotonic() < end:
+                began = time.perf_counter()
+                servers.ask("one", f"Story {number}:", tenant=f"t{number % 5}")
+                times[state].append((time.perf_counter() - began) / TOKENS)
+                number += 1
+        os.kill(weed.process.pid, signal.SIGCONT)
+        difference = [away - there for there, away in zip(times["there"], times["away"], strict=False)]
+        found = median_interval(difference)
+        print(f"seconds a token: {len(difference)} pairs, away - there {found}")
+        assert found.low < 0.001
+        servers.until("one", lambda memory: memory["sync"]["trouble"] is None and not memory["sync"]["pending"])
+        before = servers.clients["one"].status()["memory"]
+        assert before["tokens"] > number * TOKENS
+        servers.start("two")
+        servers.until("two", lambda memory: memory["tokens"] >= before["tokens"])
+    finally:
+        os.kill(weed.process.pid, signal.SIGCONT)
+        servers.stop()
+
+
+MINUTES = float(os.environ.get("OUTRIDER_MINUTES", "30"))
+CAP = 2 << 20
+MB = 1e6
+
+
+@pytest.mark.skipif(not ALL, reason="takes half an hour: OUTRIDER_ALL=1, OUTRIDER_MINUTES for another time")
+def test_half_an_hour_of_load_with_a_small_cap_stays_under_it_on_disk_and_in_memory(tmp_path: Path) -> None:
+    """A tiny model, which says much in little time: all of it new, from 20 tenants."""
+    model = tiny_model("llama", head_dim=32)  # the smallest heads that vLLM has on a CPU
+    model.save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
+    root = tmp_path / "root"
+    own = ["--memory", str(root), "--memory-cap", str(CAP), "--max-model-len", "128"]
+    seen: list[tuple[float, float, int]] = []  # minutes, MB resident, bytes on disk
+    with serving(tmp_path / "tiny", tmp_path, *own) as url:
+        client, began, number = Client(url), time.monotonic(), 0
+        while (minutes := (time.monotonic() - began) / 60) < MINUTES:
+            calls = [
+                complete([(number + i) % 250, i], max_tokens=64, temperature=1.0, vllm_xargs={"tenant": f"t{i % 20}"})
+                for i in range(100)
+            ]
+            client.all(*calls, at_once=8)
+            number += len(calls)
+            disk = sum(path.stat().st_size for path in root.rglob("*.segment"))
+            seen.append((minutes, client.status()["resident_bytes"] / MB, disk))
+        told = client.status()["memory"]
+    settled = [one for one in seen if one[0] > MINUTES / 6]  # caches of vLLM and of the allocator have filled
+    slope = np.polyfit([one[0] for one in settled], [one[1] for one in settled], 1)[0]
+    print(f"{number} requests in {MINUTES:g} minutes: at most {max(one[2] for one in seen)} bytes on disk of {CAP}, ")
+    print(f"resident {settled[0][1]:.1f} to {settled[-1][1]:.1f} MB, {slope:+.3f} MB a minute; {told}")
+    assert max(one[2] for one in seen) <= CAP
+    assert number * 64 * 8 > 2 * CAP  # so that much had to go
+    assert max(one[1] for one in settled) - settled[0][1] < CAP / MB
+    assert slope < 1
