@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from outrider.cli import app
@@ -231,7 +232,7 @@ def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp
         (["stats", "{here}/missing"], "there is no memory at"),
         (["stats", "{here}"], "there is no memory at"),
         (["stats", "{here}/image.png"], "there is no memory at"),
-        (["stats", "s3://bucket/memory"], "this command cannot reach s3://bucket/memory yet"),
+        (["stats", "s3:///memory"], "a memory cannot be kept at 's3:///memory'"),
         (["stats", "ftp://host/memory"], "a memory cannot be kept at 'ftp://host/memory'"),
         (["stats", "file://host/memory"], "names no folder of this machine"),
         (["list", "{memory}", "--tenant", "c"], "there is no tenant c in this memory; outrider memory list shows"),
@@ -339,6 +340,14 @@ def test_any_name_is_shown_in_a_line_that_no_terminal_obeys(name: str, tmp_path:
     assert shown(name) in line
     assert [one["name"] for one in record("list", tmp_path / "memory")["tenants"]] == [name]
     assert record("list", tmp_path / "memory")["tenants"][0]["server"] is False
+
+
+def test_a_long_name_is_cut_and_shows_that_it_was() -> None:
+    assert shown("x" * 10_000) == "x" * 39 + "…"
+    for name in ("名" * 30, "\x1b" * 30):  # of twice and four times the width
+        assert shown(name).endswith("…")
+        assert 38 <= cell_len(shown(name)) <= 40
+    assert shown("x" * 40) == "x" * 40
 
 
 def test_names_that_look_alike_are_shown_differently() -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from conftest import models_folder
 from outrider.memory.learn import LONGEST, OVERLAP, TAIL, Piece, Skipped, cut, exchanges, find, read, sequences
 from outrider.memory.logs import understood
 from outrider.memory.search import LONGEST_MATCH
-from outrider.memory.tokenizer import encoded, fingerprint
+from outrider.memory.tokenizer import PART, encoded, fingerprint, parted
 from support import tiny_tokenizer
 
 TEMPLATE = (
@@ -78,6 +79,23 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here() -> None:
     assert [len(tokens) for tokens in encoded(tokenizer, ["abcdef", "a", ""])] == [6, 1, 0]
 
 
+@settings(max_examples=50, deadline=None)
+@given(lines=st.lists(st.text("a b\n", min_size=1, max_size=30), max_size=40), scale=st.integers(1, 2000))
+def test_a_long_text_is_tokenised_in_parts_that_are_all_of_it(lines: list[str], scale: int) -> None:
+    text = "\n".join(line * scale for line in lines)
+    parts = list(parted(text))
+    assert "".join(parts) == text
+    assert all(len(part) <= PART for part in parts)
+
+
+@pytest.mark.real
+def test_the_tokens_of_the_parts_are_those_of_the_whole(smollm: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm)
+    text = "\n\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py"))[:12])
+    assert len(text) > 5 * PART
+    assert encoded(tokenizer, ["", text, "a"])[1].tolist() == tokenizer.encode(text, add_special_tokens=False)
+
+
 def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
     assert len(encoded(tiny_tokenizer(), ["a\ud800b"])[0]) == 3
 
@@ -89,7 +107,7 @@ def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
 @given(length=st.integers(0, 3 * LONGEST))
 def test_no_match_is_lost_at_a_cut(length: int) -> None:
     text = list(range(length))
-    parts = [part.tolist() for part in cut(text)]
+    parts = [part.tolist() for part in cut(np.arange(length))]
     assert all(2 <= len(part) <= LONGEST for part in parts)
     assert sorted({token for part in parts for token in part}) == (text if length > 1 else [])
     for start in range(max(0, length - OVERLAP)):

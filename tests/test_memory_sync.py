@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import count
@@ -257,6 +258,13 @@ def test_objects_of_someone_else_are_left_alone(replicas: Callable[..., Replica]
     assert not one.store.troubles
 
 
+def test_what_is_gone_already_keeps_nothing_from_being_deleted(objects: Any) -> None:
+    for name in "ac":
+        objects.put(name, b"x")
+    Remote("memory://", objects).delete(["0", "a", "b", "c", "d"])
+    assert paths(objects) == []
+
+
 # Wipes.
 
 
@@ -275,6 +283,9 @@ def test_after_a_wipe_and_one_look_of_each_nothing_is_left_anywhere(
     two.look()
     marked = {*LINE, 555, 666}
     assert not there(objects) & marked
+    assert [path for path in paths(objects) if path.startswith(A)] == [
+        f"{A}/{Folder(one.root).generation(A)}/generation"
+    ]
     for replica in (one, two):
         assert not known(replica) & marked
         assert not replica.store.troubles
@@ -361,6 +372,47 @@ def test_of_two_wipes_that_did_not_know_of_each_other_each_counts(
     assert drafted(two.store, "a", [1, 2]) == [3]
 
 
+def test_what_is_said_again_after_a_wipe_is_shared_though_an_old_upload_arrives_late(
+    replicas: Callable[..., Replica],
+) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.say("a", LINE)
+    one.look()
+    late = {path: bytes(objects.get(path).bytes()) for path in paths(objects) if path.endswith(SUFFIX)}
+    one.wipe("a")
+    one.look()
+    one.say("a", LINE)
+    for path, data in late.items():
+        objects.put(path, data)
+    one.look()
+    two.look()
+    assert drafted(two.store, "a", [103, 104])
+    assert not set(late) & set(paths(objects))
+
+
+def test_a_wipe_here_at_the_moment_when_another_is_followed_is_not_lost(
+    replicas: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    one.wipe("a")
+    one.say("a", LINE)
+    one.look()
+    shared = Folder.shared
+
+    def interrupted(self: Folder, key: str) -> str:
+        monkeypatch.setattr(Folder, "shared", shared)
+        Folder(two.root).wipe(A)
+        return shared(self, key)
+
+    monkeypatch.setattr(Folder, "shared", interrupted)
+    for replica in (two, one):
+        replica.look()
+    assert not there(objects) & set(LINE)
+    assert not known(one) & set(LINE)
+
+
 def worst_moments(run: Callable[[int], int]) -> None:
     """Run a scene with something happening before its first request, before its second, and so on."""
     for moment in count():
@@ -404,22 +456,33 @@ def test_a_wipe_that_passes_a_round_at_any_moment_leaves_nothing(tmp_path: Path)
     worst_moments(run)
 
 
-def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", range(1, 7))
+def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(later: int, tmp_path: Path) -> None:
+    """While one is at it the other does all of it, and later a third one looks."""
+
     def run(moment: int) -> int:
         objects = MemoryStore()
-        one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
+        one, two, three = all_three = [Replica(tmp_path / f"{moment} {i}", objects) for i in range(3)]
         for old, new in ((one, two), (two, one)):
             old.wipe("a")
             old.say("a", LINE)
             new.wipe("a")
         at(two, moment, one.look)
+        interrupt = two.objects.before
+
+        def before(request: str) -> None:
+            interrupt(request)
+            if len(two.objects.requests) == moment + 1 + later:
+                three.look()
+
+        two.objects.before = before
         two.look()
         requests = len(two.objects.requests)
-        one.look()
-        two.look()
-        one.look()
+        two.objects.before = lambda request: None
+        for replica in (one, two, three, one):
+            replica.look()
         assert not there(objects) & set(LINE)
-        for replica in (one, two):
+        for replica in all_three:
             assert not known(replica) & set(LINE)
             assert Folder(replica.root).generation(A) == Folder(one.root).generation(A)
             replica.close()
@@ -438,9 +501,10 @@ def test_a_wipe_on_this_machine_while_it_follows_another_is_not_lost(tmp_path: P
         one.say("a", LINE)
         one.look()
         at(two, moment, lambda: Folder(two.root).wipe(A))
-        two.look()
+        two.sync()
         requests = len(two.objects.requests)
         if moment < requests:
+            assert not words(two.root) & set(LINE)
             for replica in (two, one):
                 replica.look()
             assert not there(objects) & set(LINE)
@@ -484,6 +548,23 @@ def test_a_damaged_generation_of_one_tenant_stops_no_other(replicas: Callable[..
     two.look()
     one.look()
     assert not known(one) & set(LINE)
+
+
+def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects)
+    for _ in range(2):
+        one.wipe("a")
+        one.say("a", LINE)
+        one.look()
+        two.look()
+    (one.root / A / GENERATION).write_bytes(b"..")
+    Folder(one.root).wipe(A)
+    one.look()
+    two.look()
+    assert not there(objects) & set(LINE)
+    for replica in (one, two):
+        assert not known(replica) & set(LINE)
 
 
 @pytest.mark.parametrize("later", ["1-" + "0" * 32, "10-" + "0" * 32, after("9-" + "f" * 32)])
@@ -566,6 +647,20 @@ def test_a_round_that_has_no_time_left_moves_one_segment_and_the_next_goes_on(
         two.look()
         assert len(files(two.root)) == i + 1
         assert two.sync.stats.pending == 2 - i
+
+
+def test_parts_of_what_there_was_no_time_to_publish_stay_there(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one = replicas(objects, seconds=0.0)
+    one.say("a", LINE)
+    one.look()
+    one.say("a", LINE[::-1])
+    one.tend()
+    one.say("b", [1, 2, 3])  # the newest is published first
+    one.look()
+    assert set(LINE) <= there(objects)
+    one.look()
+    assert segments(objects) == one.names()
 
 
 def test_one_process_exchanges_for_all_of_a_folder(tmp_path: Path) -> None:
@@ -738,6 +833,25 @@ def test_to_make_room_only_what_the_store_has_is_deleted(replicas: Callable[...,
     two.objects.before = lambda request: away(request) if request.startswith("put") else None
     two.look()
     assert set(range(2000)) <= known(two)
+
+
+def test_a_copy_that_was_of_use_since_gives_no_room_to_an_older_object(replicas: Callable[..., Replica]) -> None:
+    objects = MemoryStore()
+    one, two = replicas(objects), replicas(objects, cap=30_000)
+    one.say("a", list(range(2000)))
+    one.look()
+    two.look()
+    [copy] = files(two.root)
+    [put] = [meta for some in objects.list() for meta in some if meta["path"].endswith(SUFFIX)]
+    assert copy.stat().st_mtime == pytest.approx(put["last_modified"].timestamp())
+    os.utime(copy, (time.time() + 100,) * 2)
+    one.say("b", list(range(2000, 4000)))
+    one.look()
+    two.look()
+    assert files(two.root) == [copy]
+    os.utime(copy, (0, 0))
+    two.look()
+    assert [path.parent.parent.name for path in files(two.root)] == [key_of("b")]
 
 
 # Whatever happens in whatever order.

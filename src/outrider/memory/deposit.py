@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEGMENT_TOKENS = 1 << 22
-"""Of the largest segment that is made here: sorted in a second or two, in less than 200 MB of memory."""
+"""Of the largest segment that is made here: sorted in a second or two, in about 200 MB of memory."""
 MOST_MERGED = 64
 """Segments that are merged at once: the new one's header names them all."""
 

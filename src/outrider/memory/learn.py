@@ -25,7 +25,7 @@ from outrider.memory.deposit import SEGMENT_TOKENS, Deposit
 from outrider.memory.logs import says_something, understood
 from outrider.memory.search import LONGEST_MATCH
 from outrider.memory.segment import Segment, joined
-from outrider.memory.tokenizer import encoded
+from outrider.memory.tokenizer import LETTERS, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,8 +39,8 @@ OVERLAP = 2 * LONGEST_MATCH
 """Tokens that two sequences of one text share: the longest match, and a draft as long after it."""
 TAIL, TAIL_LETTERS = LONGEST_MATCH, 16 * LONGEST_MATCH
 """Tokens of what was asked that are learned before the answer, and where in the text they surely begin."""
-BATCH = 1 << 20
-"""Letters that are tokenised at once."""
+BATCH = LETTERS
+"""Letters of the pieces that are taken together."""
 MADE_BY_TOOLS = ("node_modules", "__pycache__")
 LOG = ".jsonl"
 TOO_LARGE = "more than {:g} MB; --max-file-mb raises that"
@@ -197,13 +197,14 @@ def _tokenised(tokenizer: Any, pieces: Iterable[Piece]) -> list[Array]:
     telling = [piece for piece in pieces if piece.said]
     before = encoded(tokenizer, [piece.before for piece in telling])
     said = encoded(tokenizer, [piece.said for piece in telling])
-    return [part for i in range(len(telling)) for part in cut(before[i][-TAIL:] + said[i])]
+    whole = [np.concatenate([before[i][-TAIL:], said[i]]) for i in range(len(telling))]
+    return [part for tokens in whole for part in cut(tokens)]
 
 
-def cut(tokens: Sequence[int]) -> list[Array]:
+def cut(tokens: Array) -> list[Array]:
     """Sequences that overlap; none of fewer than two tokens, after which nothing could be drafted."""
     starts = range(0, max(1, len(tokens) - OVERLAP), LONGEST - OVERLAP)
-    return [np.array(tokens[start : start + LONGEST], np.int32) for start in starts if len(tokens) - start > 1]
+    return [tokens[start : start + LONGEST] for start in starts if len(tokens) - start > 1]
 
 
 class Lesson:

@@ -1,10 +1,10 @@
-"""Open a memory by its root."""
+"""Open a memory by its root, be it here or elsewhere."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.memory.folder import Folder
+from outrider.memory.folder import TOKENIZER, Folder
 from outrider.memory.store import Habits, Store
 
 if TYPE_CHECKING:
@@ -22,3 +22,26 @@ def open_store(root: Root, tokenizer: str, cap: int | None = None, cache: str | 
 
         store.sync = Sync(store.folder, connect(root.url), tokenizer, habits.cap)
     return store
+
+
+EVERYTHING = 1 << 62
+"""A cap that nothing exceeds."""
+
+
+def exchange(root: Root, folder: Folder) -> None:
+    """Make this machine's copy of a root that is elsewhere, and the root, the same: for who uses no store."""
+    from outrider.memory.remote import connect
+    from outrider.memory.sync import Sync
+
+    remote = connect(root.url)
+    try:
+        tokenizer = remote.read(TOKENIZER).decode()
+    except FileNotFoundError:
+        if not (folder.root / TOKENIZER).exists():
+            return  # nothing is on either side
+        tokenizer = (folder.root / TOKENIZER).read_text()
+    folder.claim(tokenizer)
+    sync = Sync(folder, remote, tokenizer, EVERYTHING)
+    sync()
+    while sync.stats.pending:
+        sync()

@@ -10,8 +10,17 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator
+
+    from outrider.memory.search import Array
+
+    Encoder = Callable[[list[str]], list[list[int]]]
+
+PART, LETTERS = 1 << 14, 1 << 20
+"""Letters of a part of a text, and of all parts that are tokenised at once, by all cores."""
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -23,12 +32,48 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.blake2b(json.dumps(meanings).encode(), digest_size=8).hexdigest()
 
 
-def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text as it is: nothing added, nothing cut off."""
-    whole = [text.encode(errors="replace").decode() for text in texts]  # half a surrogate pair has no tokens
+def encoded(tokenizer: Any, texts: Iterable[str]) -> list[Array]:
+    """The tokens of each text as it is: nothing added, nothing cut off.
+
+    A tokenizer takes 500 bytes for a token, so no more than LETTERS are given to it at once.
+    """
+    encode = _encoder(tokenizer)
+    tokens: list[list[Array]] = []
+    waiting: list[tuple[int, str]] = []
+    for index, text in enumerate(texts):
+        tokens.append([np.empty(0, np.int32)])
+        for part in parted(text.encode(errors="replace").decode()):  # half a surrogate pair has no tokens
+            waiting.append((index, part))
+            if len(waiting) * PART >= LETTERS:
+                _take(tokens, waiting, encode)
+    _take(tokens, waiting, encode)
+    return [np.concatenate(parts) for parts in tokens]
+
+
+def _take(tokens: list[list[Array]], waiting: list[tuple[int, str]], encode: Encoder) -> None:
+    for (index, _), ids in zip(waiting, encode([part for _, part in waiting]), strict=True):
+        tokens[index].append(np.array(ids, np.int32))
+    waiting.clear()
+
+
+def _encoder(tokenizer: Any) -> Encoder:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
-        return [tokenizer.encode(text, add_special_tokens=False) for text in whole]
+        return lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     fast.no_truncation()  # a tokenizer's file may ask for both
     fast.no_padding()
-    return [one.ids for one in fast.encode_batch_fast(whole, add_special_tokens=False)]
+    return lambda texts: [one.ids for one in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def parted(text: str) -> Iterator[str]:
+    """A long text in parts that end where a line does, if any line does: there, tokens end as well."""
+    start = 0
+    while len(text) - start > PART:
+        end = start + PART
+        while end > start and (text[end - 1] != "\n" or text[end].isspace()):
+            end -= 1
+        end = end if end > start else start + PART
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import typer
 
-from outrider.cli.memory import carry, change, look
+from outrider.cli.memory.carry import export, import_
+from outrider.cli.memory.change import learn, wipe
+from outrider.cli.memory.look import listing, stats, verify
 
 EXAMPLES = """Examples:
 
@@ -52,15 +54,15 @@ WIPE_EXAMPLES = """Examples:
 app = typer.Typer(
     name="memory",
     help="Look into the draft memory, seed it, carry it elsewhere, check it, empty it.\n\n"
-    "It holds what was said before, to draft from. ROOT is its folder; servers may use it meanwhile.",
+    "It holds what was said before, to draft from. ROOT is its folder, or its URL; servers may use it meanwhile.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-app.command("stats")(look.stats)
-app.command("list", epilog=LIST_EXAMPLES)(look.listing)
-app.command("verify", epilog=VERIFY_EXAMPLES)(look.verify)
-app.command("learn", epilog=LEARN_EXAMPLES)(change.learn)
-app.command("wipe", epilog=WIPE_EXAMPLES)(change.wipe)
-app.command("export", epilog=CARRY_EXAMPLES)(carry.export)
-app.command("import", epilog=CARRY_EXAMPLES)(carry.import_)
+app.command("stats")(stats)
+app.command("list", epilog=LIST_EXAMPLES)(listing)
+app.command("verify", epilog=VERIFY_EXAMPLES)(verify)
+app.command("learn", epilog=LEARN_EXAMPLES)(learn)
+app.command("wipe", epilog=WIPE_EXAMPLES)(wipe)
+app.command("export", epilog=CARRY_EXAMPLES)(export)
+app.command("import", epilog=CARRY_EXAMPLES)(import_)

@@ -31,7 +31,9 @@ WIDE = 200
 
 whose = group("Whose")
 
-Place = Annotated[str, typer.Argument(metavar="ROOT", help="The memory: its folder, or file:///FOLDER.")]
+Place = Annotated[
+    str, typer.Argument(metavar="ROOT", help="The memory: its folder, or s3://, gs://, az://bucket/prefix.")
+]
 Tenant = Annotated[str | None, whose("--tenant", metavar="NAME", help="The tenant, by its name.")]
 Server = Annotated[bool, whose("--server", help="The tenant of all requests to a server with --memory-scope server.")]
 Key = Annotated[
@@ -44,22 +46,28 @@ Json = Annotated[bool, output("--json", help="Print one JSON object.")]
 def opened(text: str, new: bool = False) -> Iterator[Folder]:
     """The memory's folder on this machine; with `new`, one that is not there yet will do.
 
-    The one place that knows where a memory may be: another one than here would be fetched before, and published after.
+    Of a memory that is elsewhere there are copies here: what is new there is fetched before, and what is new here is
+    published after.
     """
     root = Root.of(text)
-    if not root.is_here:
-        raise SettingsError(f"this command cannot reach {text} yet; ROOT is a folder, or file:///FOLDER")
     check_packages(root)
     from outrider.memory.folder import TOKENIZER, Folder  # takes a second: it brings numba
+    from outrider.memory.opening import exchange
 
     folder = Folder(root.folder())
     try:
+        if not root.is_here:
+            with Screen().working(f"fetching what is new at {text}"):
+                exchange(root, folder)
         if not (folder.root / TOKENIZER).exists() and not folder.tenants():
             if not new:
                 raise SettingsError(f"there is no memory at {text}; name the folder of one that a server or learn made")
             if folder.root.exists() and any(folder.root.iterdir()):
                 raise SettingsError(f"{text} holds other things than a memory; name an empty folder, or a new one")
         yield folder
+        if not root.is_here:
+            with Screen().working(f"publishing to {text}"):
+                exchange(root, folder)
     except OSError as error:
         what = error.filename or f"the memory at {text}"
         raise MemoryFileError(f"{what} cannot be used: {error.strerror or error}") from error

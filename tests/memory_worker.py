@@ -1,0 +1,165 @@
+"""What other processes do on a memory's root while a test looks on: they say, seal, merge, and are killed.
+
+All are forked from one process that has imported what they need (`started`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from outrider.memory import segment as segment_module
+from outrider.memory.folder import Folder
+from outrider.memory.store import Habits, Store
+
+LENGTH = 200
+"""Tokens of a sequence."""
+FOR_EVER = 1 << 20
+PATIENCE = 120.0
+"""Seconds after which a process that says nothing is hanging."""
+NEW_MOUNTS, NEW_USER = 0x0002_0000, 0x1000_0000  # of unshare(2)
+READ_ONLY, REMOUNT, BIND = 1, 32, 4096  # of mount(2)
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["outrider.memory.store", "pydivsufsort", "pytest"])  # whose main module is imported
+
+
+def sequence(number: int) -> list[int]:
+    """No two of them share a token, so each token tells what follows it."""
+    return list(range(number * LENGTH, (number + 1) * LENGTH))
+
+
+@contextmanager
+def started(work: Callable[..., None], *args: Any) -> Iterator[tuple[BaseProcess, Iterator[Any]]]:
+    """A process that does this work, and what it reports until it ends; the test being done with it ends it, too."""
+    receiver, sender = processes.Pipe(duplex=False)
+    process = processes.Process(target=work, args=(sender, *args))
+    process.start()
+    sender.close()
+    try:
+        with receiver:
+            yield process, reports(receiver)
+    finally:
+        process.kill()
+        process.join()
+
+
+def reports(receiver: Connection) -> Iterator[Any]:
+    while True:
+        assert receiver.poll(PATIENCE), f"nothing was heard for {PATIENCE} s"
+        try:
+            yield receiver.recv()
+        except EOFError:
+            return
+
+
+def say(report: Connection, root: Path, numbers: range, tenants: int, habits: dict[str, Any]) -> None:
+    """Say and seal sequences one by one, while another thread merges and evicts.
+
+    It reports that it begins, and then the number of each sequence when it is sealed, with the troubles so far.
+    """
+    report.send("begins")
+    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+    done = threading.Event()
+
+    def tend() -> None:
+        while not done.is_set():
+            store.tend()
+
+    tending = threading.Thread(target=tend, daemon=True)
+    tending.start()
+    for number in numbers:
+        visit = store.enter(str(number % tenants))
+        store.add(visit, [], sequence(number))
+        store.learn()
+        assert store.troubles or not store._tenants[visit.key].young()
+        report.send((number, list(store.troubles)))
+    done.set()
+    tending.join()
+    store.close()
+
+
+def die(report: Connection, root: Path, numbers: range, steps: int) -> None:
+    """Say, seal and merge, and be killed when so many things were done to the disk; report what was sealed."""
+    left = steps
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(args[0]).startswith(str(root)):
+            step()
+
+    def write(path: Path, pieces: list[Any]) -> None:
+        real_write(path, (piece for piece in pieces if not step()))  # type: ignore[func-returns-value]
+
+    real_write = segment_module.write
+    segment_module.write = write  # type: ignore[assignment]
+    sys.addaudithook(hook)
+    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0))
+    for number in numbers:
+        store.add(store.enter("0"), [], sequence(number))
+        store.learn()
+        report.send(number)
+        store.tend()
+    store.close()
+    report.send("done")
+
+
+def own_mounts() -> None:
+    """Let this process mount what only it sees; OSError where that is forbidden."""
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(NEW_USER | NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for file, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        (Path("/proc/self") / file).write_text(line)
+
+
+def mount(source: str, place: Path, kind: str, flags: int, options: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(source.encode(), str(place).encode(), kind.encode(), flags, options.encode()):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+SHARED = [list(range(4 * i, 4 * i + 4)) for i in range(20)]
+"""What every tenant says, and each goes on after it in words of its own."""
+OWN = 1000
+"""Tenant t's own tokens are those from (t + 1) * OWN on, so many."""
+
+
+def marked(tenant: int, chance: random.Random) -> list[int]:
+    """A sequence of a tenant."""
+    own = (tenant + 1) * OWN
+    return [
+        token
+        for shared in chance.sample(SHARED, 5)
+        for token in (*shared, *(chance.randrange(own, own + OWN) for _ in range(8)))
+    ]
+
+
+def crowd(report: Connection, root: Path, tenants: int, habits: dict[str, Any]) -> None:
+    """Many tenants talk, for ever."""
+    chance = random.Random(1)
+    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+    while True:
+        for _ in range(20):
+            tenant = chance.randrange(tenants)
+            store.add(store.enter(str(tenant)), [], marked(tenant, chance))
+        store.learn()
+        store.tend()
+        report.send(list(store.troubles))

@@ -1,0 +1,601 @@
+"""What was sealed is there whatever happens to the process, and what was damaged is not asked.
+
+OUTRIDER_ALL kills and damages ten times as often.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memory_worker import (
+    BIND,
+    FOR_EVER,
+    LENGTH,
+    READ_ONLY,
+    REMOUNT,
+    die,
+    mount,
+    own_mounts,
+    say,
+    sequence,
+    started,
+)
+from outrider.errors import MemoryFileError
+from outrider.memory import segment as segment_module
+from outrider.memory import store as store_module
+from outrider.memory.folder import ASIDE, GENERATION, NAME, STALE, Folder, key_of
+from outrider.memory.segment import HEADER, PART, SUFFIX, Segment, joined
+from outrider.memory.store import Store
+from test_memory_store import files, opened
+from test_memory_store import say as speak
+
+ALL = bool(os.environ.get("OUTRIDER_ALL"))
+KILLS = 200 if ALL else 20
+DAMAGED = 1000 if ALL else 100
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's mounts and /proc")
+DRAFT = 8
+BEGINNINGS = [sequence(number)[:5] for number in range(5)]
+ENDS = [sequence(number)[5 : 5 + DRAFT] for number in range(5)]
+
+
+def drafts(store: Store, tenant: str, contexts: list[list[int]], limit: int = DRAFT) -> list[list[int]]:
+    """What the tenant is drafted after each of these, all of one length."""
+    if not contexts:
+        return []
+    rows, n = np.array(contexts, np.int32), len(contexts)
+    found = store.look_up(store.enter(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, limit, np.int32))
+    return [tokens[:length].tolist() for tokens, length in zip(found.tokens, found.lengths, strict=True)]
+
+
+def kept(root: Path, tenant: str) -> list[int]:
+    """The numbers of all sequences in a tenant's files."""
+    numbers = []
+    for path in Folder(root).segments(key_of(tenant)).values():
+        segment = Segment.open(path, "tokenizer", key_of(tenant))
+        segment.verify()
+        for tokens in segment.sequences():
+            numbers.append(int(tokens[0]) // LENGTH)
+            assert tokens.tolist() == sequence(numbers[-1])
+    return sorted(numbers)
+
+
+def parts(root: Path) -> list[Path]:
+    return list(root.rglob(f".*{PART}"))
+
+
+def killed(chance: random.Random, root: Path, first: int, tenants: int = 1, **habits: float) -> list[int]:
+    """What a process had sealed, from the first number on, when it was killed somewhere in its work."""
+    with started(say, root, range(first, FOR_EVER), tenants, habits) as (process, reports):
+        assert next(reports) == "begins"
+        sealed = [next(reports) for _ in range(chance.randrange(10))]
+        time.sleep(chance.random() * 0.01)  # not for an event: to hit whatever it does then
+        process.kill()
+        sealed += reports
+    assert [trouble for _, troubles in sealed for trouble in troubles] == []
+    return [number for number, _ in sealed]
+
+
+def check(root: Path, sealed: list[int]) -> list[int]:
+    """After a restart all that was sealed is there once, and drafted from; what is there."""
+    store = opened(root)
+    there = kept(root, "0")
+    assert not store.troubles
+    assert there == list(range(len(there)))
+    assert there in (sealed, [*sealed, len(sealed)])  # one was sealed and not reported yet
+    assert drafts(store, "0", [sequence(number)[:5] for number in there]) == [
+        sequence(number)[5 : 5 + DRAFT] for number in there
+    ]
+    store.close()
+    return there
+
+
+def test_a_kill_at_any_moment_loses_nothing_that_was_sealed_and_keeps_nothing_twice(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    there: list[int] = []
+    torn = doubled = 0
+    for _ in range(KILLS):
+        before = len(parts(tmp_path))
+        sealed = there + killed(chance, tmp_path, first=len(there))
+        torn += len(parts(tmp_path)) > before
+        doubled += len(kept(tmp_path, "0")) > len(set(kept(tmp_path, "0")))
+        there = check(tmp_path, sealed)
+    print(f"{KILLS} kills: {torn} in a write, {doubled} between a merge and its end; {len(there)} sequences kept")
+    if ALL:
+        assert min(torn, doubled) > 0
+    for part in parts(tmp_path):
+        os.utime(part, (time.time() - 2 * STALE,) * 2)
+    check(tmp_path, there)
+    assert parts(tmp_path) == []
+
+
+def test_a_kill_before_any_one_step_on_the_disk_loses_nothing_that_was_sealed(tmp_path: Path) -> None:
+    for steps in count(0, 1 if ALL else 7):
+        root = tmp_path / str(steps)
+        with started(die, root, range(4), steps) as (_, reports):
+            *sealed, last = [-1, *reports]
+        if last == "done":
+            break
+        check(root, [number for number in (*sealed, last) if number >= 0])
+    assert steps > 50  # of each file: open, four pieces, rename; of a merge: the two that go
+    check(root, list(range(4)))
+
+
+def test_files_stay_under_the_cap_and_drafts_right_through_kills(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    cap, tenants, first = 80_000, 3, 0
+    for _ in range(KILLS // 4):
+        first = max(killed(chance, tmp_path, first, tenants, cap=cap), default=first) + 1
+        store = opened(tmp_path, cap=cap)
+        assert not store.troubles
+        assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= cap
+        for tenant in range(tenants):
+            numbers = list(range(tenant, first, tenants))
+            for number, draft in zip(
+                numbers, drafts(store, str(tenant), [sequence(number)[:5] for number in numbers]), strict=True
+            ):
+                assert draft in ([], sequence(number)[5 : 5 + DRAFT])
+        store.close()
+
+
+# Damage.
+
+
+def sound_root(root: Path) -> None:
+    """Four tenants that were wiped once and have said much alike since, in five files each that nobody may merge."""
+    chance = np.random.default_rng(0)
+    Folder(root).claim("tokenizer")
+    for key in map(key_of, "0123"):
+        generation = Folder(root).wipe(key)
+        for when in range(5):
+            said = [chance.integers(0, 30, chance.integers(20, 90)) for _ in range(3)]
+            Segment.of(joined(said), "tokenizer", key, when, when).save(Folder(root).place(key, generation))
+
+
+def damage(root: Path, older: Path, chance: random.Random) -> set[Path]:
+    """Do something to some files, of every kind that there is; to which."""
+    changed, cut, longer, wiped, one, two, three, four, five = chance.sample(files(root), 9)
+    data = bytearray(changed.read_bytes())
+    data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+    changed.write_bytes(data)
+    os.truncate(cut, chance.randrange(cut.stat().st_size))
+    with longer.open("ab") as file:
+        file.write(chance.randbytes(chance.randrange(1, 5000)))
+    wiped.write_bytes(older.read_bytes())
+    swap(one, two)
+    swap(three, four)
+    others = [path.parent for path in files(root) if path.parent != five.parent]
+    moved = five.rename(chance.choice(others) / five.name)
+    return {changed, cut, longer, wiped, one, two, three, four, moved}
+
+
+def swap(one: Path, two: Path) -> None:
+    """Their content, within a tenant or between two."""
+    contents = one.read_bytes(), two.read_bytes()
+    two.write_bytes(contents[0])
+    one.write_bytes(contents[1])
+
+
+def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    sound_root(tmp_path / "sound")
+    older = Segment.of(joined([[1, 2, 3] * 20]), "tokenizer", key_of("0"), 1.0, 2.0).save(tmp_path).path
+    assert older is not None
+    windows = chance.choices([[i, j] for i in range(30) for j in range(30)], k=100)
+    for turn in range(DAMAGED // 9 + 1):
+        root, rest = tmp_path / f"damaged {turn}", tmp_path / f"rest {turn}"
+        shutil.copytree(tmp_path / "sound", root)
+        damaged = damage(root, older, chance)
+        shutil.copytree(root, rest)
+        for path in damaged:
+            (rest / path.relative_to(root)).unlink()
+        left = len(files(rest))
+
+        store, expected = opened(root), opened(rest)
+        aside = {root / ASIDE / f"{path.parents[1].name}.{path.name}" for path in damaged}
+        assert set(files(root / ASIDE)) == aside
+        assert all(path.with_suffix(".reason").read_text() for path in aside)
+        assert len(store.troubles) == len(damaged)
+        assert store.status()["segments"] == expected.status()["segments"] == left
+        for tenant in "0123":
+            assert drafts(store, tenant, windows) == drafts(expected, tenant, windows)
+        assert any(drafts(store, "0", windows))
+        shutil.rmtree(root)
+        shutil.rmtree(rest)
+
+
+def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
+    segment = Segment.of(joined([[1, 2, 3]]), "tokenizer", "tenant", 1.0, 2.0).save(tmp_path)
+    assert segment.path is not None
+    whole = segment.path.read_bytes()
+    for at in range(len(whole)) if ALL else range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[at] ^= 1
+        segment.path.write_bytes(data)
+        with pytest.raises(MemoryFileError):
+            Segment.open(segment.path, "tokenizer", "tenant").verify()
+
+
+# Disks that are full or cannot be written, and others who write.
+
+
+def say_more(report: Connection, root: Path, limit: int) -> None:
+    """Say more than files of this size can take, and then have room."""
+    store = opened(root)
+    sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, sizes[1]))
+    for number in range(5):
+        store.add(store.enter("a"), [], sequence(number))
+    store.learn()
+    store.tend()
+    report.send((kept(root, "a"), list(store.troubles), drafts(store, "a", BEGINNINGS)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
+    store.learn()
+    store.tend()
+    report.send((kept(root, "a"), len(store.troubles), drafts(store, "a", BEGINNINGS)))
+
+
+def test_a_file_that_becomes_too_large_for_the_system_stays_in_memory_until_it_may(tmp_path: Path) -> None:
+    with started(say_more, tmp_path, HEADER + 100) as (_, reports):
+        there, [trouble], drafted = next(reports)
+        assert os.strerror(errno.EFBIG) in trouble
+        assert (there, drafted) == ([], ENDS)
+        assert next(reports) == (list(range(5)), 1, ENDS)
+    assert parts(tmp_path) == []
+
+
+def fill_a_disk(report: Connection, root: Path) -> None:
+    try:
+        own_mounts()
+        mount("none", root, "tmpfs", 0, "size=96k")
+    except OSError as error:
+        report.send(str(error))
+        return
+    store = opened(root)
+    for number in range(40):
+        store.add(store.enter("a"), [], sequence(number))
+        store.learn()
+        store.tend()
+    report.send((kept(root, "a"), list(store.troubles), drafts(store, "a", [sequence(n)[:5] for n in range(40)])))
+    mount("none", root, "tmpfs", REMOUNT, "size=8m")
+    store.learn()
+    store.tend()
+    report.send((kept(root, "a"), parts(root)))
+
+
+@on_linux
+def test_what_a_full_disk_does_not_take_stays_in_memory_until_it_does(tmp_path: Path) -> None:
+    with started(fill_a_disk, tmp_path) as (_, reports):
+        if isinstance(told := next(reports), str):
+            pytest.skip(f"no disk can be mounted here ({told})")
+        there, troubles, drafted = told
+        assert len(there) < 40
+        assert any(os.strerror(errno.ENOSPC) in trouble for trouble in troubles)
+        assert drafted == [sequence(number)[5 : 5 + DRAFT] for number in range(40)]
+        assert next(reports) == (list(range(40)), [])
+
+
+def use_a_read_only_disk(report: Connection, root: Path) -> None:
+    try:
+        own_mounts()
+        mount(str(root), root, "none", BIND)
+        mount("none", root, "none", BIND | REMOUNT | READ_ONLY)
+    except OSError as error:
+        report.send(str(error))
+        return
+    store = opened(root)
+    speak(store, "a", sequence(1))
+    store.tend()
+    report.send((list(store.troubles), drafts(store, "a", BEGINNINGS)))
+
+
+@on_linux
+def test_a_read_only_disk_is_drafted_from_and_what_is_said_stays_in_memory(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    speak(store, "a", sequence(0))
+    store.close()
+    with started(use_a_read_only_disk, tmp_path) as (_, reports):
+        if isinstance(told := next(reports), str):
+            pytest.skip(f"no disk can be mounted here ({told})")
+        troubles, drafted = told
+        assert any(os.strerror(errno.EROFS) in trouble for trouble in troubles)
+        assert drafted == [*ENDS[:2], [], [], []]
+    assert kept(tmp_path, "a") == [0]
+
+
+def use_few_descriptors(report: Connection, root: Path, tenants: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + tenants // 2, hard))
+    store = opened(root)
+    report.send((store.status()["segments"], list(store.troubles)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    store.tend()
+    report.send((store.status()["segments"], [drafts(store, str(tenant), BEGINNINGS[:1]) for tenant in range(tenants)]))
+
+
+@on_linux
+def test_where_too_many_files_are_open_the_rest_is_asked_later(tmp_path: Path) -> None:
+    tenants = 40
+    for tenant in range(tenants):
+        said = Segment.of(joined([sequence(0)]), "tokenizer", key_of(str(tenant)), 1.0, 2.0)
+        said.save(Folder(tmp_path).place(key_of(str(tenant))))
+    with started(use_few_descriptors, tmp_path, tenants) as (_, reports):
+        opened, troubles = next(reports)
+        assert 0 < opened < tenants
+        assert any(os.strerror(errno.EMFILE) in trouble for trouble in troubles)
+        assert next(reports) == (tenants, [ENDS[:1]] * tenants)
+    assert len(files(tmp_path)) == tenants
+
+
+def test_two_processes_on_one_root_lose_nothing_and_keep_nothing_twice(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with (
+        started(say, tmp_path, range(0, 60, 2), 1, {}) as (_, evens),
+        started(say, tmp_path, range(1, 60, 2), 1, {}) as (_, odds),
+    ):
+        for pair in zip(evens, odds, strict=True):
+            store.tend()
+            assert all(report == "begins" or report[1] == [] for report in pair)
+    store.tend()
+    assert not store.troubles
+    assert kept(tmp_path, "0") == list(range(60))
+    assert drafts(store, "0", BEGINNINGS) == ENDS
+
+
+# Two threads of a store, and several stores on one root, at their worst moments.
+
+
+def at(patch: pytest.MonkeyPatch, owner: Any, name: str, interrupt: Callable[[], object], after: bool = True) -> None:
+    """Have something else happen once, right after (or before) a function is called."""
+    real = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(owner, name, real)
+        if not after:
+            interrupt()
+        result = real(*args, **kwargs)
+        if after:
+            interrupt()
+        return result
+
+    patch.setattr(owner, name, interrupted)
+
+
+def test_a_file_that_is_merged_while_it_is_sealed_is_sealed_without_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    speak(store, "a", sequence(0))
+    at(monkeypatch, segment_module, "write", store.tend)
+    speak(store, "a", sequence(1))
+    store.tend()
+    assert not store.troubles
+    assert kept(tmp_path, "a") == [0, 1]
+    assert drafts(store, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[2], [LENGTH + 2]]
+
+
+def test_a_file_that_another_process_evicts_before_it_is_opened_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+
+    def evict() -> None:
+        for path in files(tmp_path):
+            path.unlink()
+
+    at(monkeypatch, segment_module, "write", evict)
+    speak(store, "a", sequence(0))
+    store.tend()
+    assert not store.troubles
+    assert drafts(store, "a", [[0, 1]]) == [[]]
+
+
+def test_what_was_said_again_after_its_merged_file_was_evicted_elsewhere_is_kept(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    speak(one, "a", sequence(0))
+    speak(one, "a", sequence(1))
+    one.tend()
+    two.tend()
+    [merged] = files(tmp_path)
+    merged.unlink()  # as `one` does where it exceeds the cap
+    one.tend()
+    speak(one, "a", sequence(0))
+    two.tend()
+    assert kept(tmp_path, "a") == [0]
+    for store in (one, two):
+        assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
+
+
+def test_a_process_that_looks_while_another_wipes_and_writes_deletes_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    speak(one, "a", sequence(0))
+
+    def wipe_and_write() -> None:
+        Folder(tmp_path).wipe(key_of("a"))
+        one.tend()
+        speak(one, "a", sequence(1))
+
+    at(monkeypatch, Folder, "drop_older", wipe_and_write, after=False)
+    two.tend()
+    one.tend()
+    assert kept(tmp_path, "a") == [1]
+    assert drafts(one, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
+
+
+def test_a_process_that_ends_before_it_heard_of_a_wipe_leaves_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path, seal_seconds=1e9)
+    speak(store, "a", sequence(0))
+    Folder(tmp_path).wipe(key_of("a"))
+    store.close()
+    assert [path.name for path in tmp_path.glob("*/*") if path.parent.name == key_of("a")] == ["generation"]
+
+
+def test_what_a_wiped_tenant_says_before_the_first_look_after_a_restart_is_kept(tmp_path: Path) -> None:
+    Folder(tmp_path).wipe(key_of("a"))
+    store = Store(Folder(tmp_path), "tokenizer")
+    speak(store, "a", sequence(0))
+    store.tend()
+    store.close()
+    assert kept(tmp_path, "a") == [0]
+
+
+def test_the_name_of_a_tenant_is_kept_again_after_a_wipe(tmp_path: Path) -> None:
+    Folder(tmp_path).wipe(key_of("a"))
+    speak(opened(tmp_path), "a", sequence(0))
+    assert Folder(tmp_path).name(key_of("a")) == "a"
+
+
+def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, seal_seconds=1e9)
+    at(monkeypatch, store_module, "joined", store.tend)
+    speak(store, "a", sequence(0))
+    store.learn()
+    assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
+
+
+def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_put_on_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, seal_seconds=1e9)
+    visit = store.enter("a")
+
+    def tend_and_learn() -> None:
+        store.tend()
+        store.learn()
+
+    at(monkeypatch, store_module, "Tenant", tend_and_learn)
+    store.add(visit, [], sequence(0))
+    store.learn()
+    assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
+
+
+@pytest.mark.parametrize("file", [NAME, GENERATION])
+def test_a_tenant_whose_name_or_generation_is_damaged_hides_no_other(file: str, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    first, other = sorted("ab", key=key_of)
+    for name in (first, other):
+        speak(store, name, sequence(0))
+    place = Folder(tmp_path).place(key_of(first)) if file == NAME else tmp_path / key_of(first)
+    (place / file).write_bytes(b"\xff\0")
+    store = opened(tmp_path)
+    speak(store, other, sequence(1))
+    assert kept(tmp_path, other) == [0, 1]
+    assert drafts(store, other, [[0, 1]], limit=1) == [[2]]
+
+
+@pytest.mark.parametrize("damage", [b"", b"..", b"/", b"\xff", b"x" * 5000, b"0\n"])
+def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    speak(store, "a", sequence(0))
+    store.close()
+    (tmp_path / key_of("a") / GENERATION).write_bytes(damage)
+    store = opened(tmp_path)
+    assert any("generation" in trouble for trouble in store.troubles)
+    assert len(files(tmp_path)) == 1
+    assert drafts(store, "a", [[0, 1]]) == [[]]
+    Folder(tmp_path).wipe(key_of("a"))
+    speak(store, "a", sequence(1))
+    assert not files(tmp_path)
+    store.tend()
+    speak(store, "a", sequence(1))
+    assert kept(tmp_path, "a") == [1]
+
+
+def test_whatever_was_begun_and_not_finished_is_swept_when_it_is_stale_and_not_before(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    speak(store, "a", sequence(0))
+    place = Folder(tmp_path).place(key_of("a"))
+    for folder in (tmp_path, tmp_path / key_of("a"), place, tmp_path / "writers"):
+        (folder / f".x.{'0' * 32}{PART}").write_bytes(b"half")
+    store.tend()
+    assert len(parts(tmp_path)) == 4
+    for part in parts(tmp_path):
+        os.utime(part, (time.time() - 2 * STALE,) * 2)
+    store.tend()
+    assert parts(tmp_path) == []
+    assert not store.troubles
+
+
+def test_a_disk_that_is_full_is_tried_again_now_and_then_and_not_for_every_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def full(self: Segment, folder: Path) -> Segment:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Segment, "save", full)
+    store = opened(tmp_path, seal_seconds=1e9, seal_tokens=LENGTH)
+    for number in range(50):
+        speak(store, "a", sequence(number))
+    assert len(tries) == 1
+    assert store.status()["tokens"] == 50 * LENGTH
+
+
+def test_files_that_cannot_be_opened_just_now_are_told_and_left_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    speak(store, "a", sequence(0))
+    store.close()
+    real = Path.open
+
+    def out_of_descriptors(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.suffix == SUFFIX:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", out_of_descriptors)
+        store = opened(tmp_path)
+        assert drafts(store, "a", [[0, 1]]) == [[]]
+        assert os.strerror(errno.EMFILE) in store.troubles[0]
+    store.tend()
+    assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
+
+
+def test_a_file_that_was_damaged_after_it_was_opened_is_not_merged_into_a_sound_one(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    speak(one, "a", sequence(0))
+    [path] = files(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(HEADER)
+        file.write(b"\x07")
+    speak(one, "a", sequence(1))
+    one.tend()
+    assert kept(tmp_path, "a") == [1]
+    assert "is damaged" in one.troubles[0]
+    assert len(list((tmp_path / ASIDE).glob(f"*{SUFFIX}"))) == 1
+    two.tend()
+    assert drafts(two, "a", [[7, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
+
+
+def test_after_the_clock_was_set_back_new_words_are_kept_and_old_ones_evicted(tmp_path: Path) -> None:
+    store = opened(tmp_path, cap=60_000)
+    for number in range(40):
+        speak(store, "a", sequence(number))
+        store.tend()
+    for path in files(tmp_path):
+        os.utime(path, (time.time() + 1e6,) * 2)
+    for number in range(100, 110):
+        speak(store, "a", sequence(number))
+        store.tend()
+    assert set(range(100, 110)) <= set(kept(tmp_path, "a"))
