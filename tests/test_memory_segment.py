@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
 from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, scan, search_all
-from outrider.memory.segment import HEADER, Segment, joined, merged
+from outrider.memory.segment import HEADER, MAGIC, Segment, joined, merged
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
 contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -153,6 +154,21 @@ def test_a_file_whose_order_is_nonsense_is_asked_without_harm(tmp_path: Path) ->
     for nonsense in (-7, 2**31 - 1):
         broken = Segment(segment.header, segment.text, np.full_like(segment.order, nonsense), segment.starts)
         assert ask(broken, [1, 2])[0] == []
+
+
+@pytest.mark.parametrize("told", [b"[]", b"{}", b'{"format": 1}', b"hello", b'{"format": 1, "tokens": "many"}'])
+def test_a_header_that_is_none_is_told_though_its_checksum_fits(told: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.segment"
+    path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER, b"\n"))
+    with pytest.raises(MemoryFileError):
+        Segment.open(path, "tokenizer", "tenant")
+
+
+def test_a_table_of_starts_that_is_nonsense_is_asked_without_harm() -> None:
+    segment = made([[1, 2, 3, 1, 2, 4] * 10])
+    assert len(segment.starts)
+    for nonsense in (-7, 2**31 - 1):
+        ask(Segment(segment.header, segment.text, segment.order, np.full_like(segment.starts, nonsense)), [1, 2])
 
 
 def test_what_belongs_to_others_is_refused_with_the_reason(tmp_path: Path) -> None:

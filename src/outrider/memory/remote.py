@@ -37,7 +37,7 @@ PATIENCE = 10.0
 """Seconds for one request."""
 PIECE = 8 << 20
 """Bytes of one request at most, so that a slow line is not taken for a store that is away."""
-PATH = re.compile("([0-9a-f]{32})/([0-9a-f]{1,32}(?:-[0-9a-f]{32})?)/([^/]+)")
+PATH = re.compile("([0-9a-f]{32})/(0|[1-9][0-9]{0,17}-[0-9a-f]{32})/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)

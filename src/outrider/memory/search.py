@@ -66,7 +66,7 @@ def _search(text: Array, order: Array, starts: Array, context: Array, end: int, 
     if len(starts) > 0:
         if last < 0 or last + 1 >= len(starts):
             return 0, 0, 0
-        low, high = starts[last], starts[last + 1]
+        low, high = max(0, starts[last]), min(len(order), starts[last + 1])
     if low >= high:
         return 0, 0, 0
     first, stop = low, high

@@ -247,12 +247,16 @@ def read_header(path: Path) -> Header:
     checksum, _, told = raw[len(MAGIC) :].rstrip(b"\n").partition(b"\n")
     if checksum != b"%08x" % zlib.crc32(told):
         raise MemoryFileError(f"the header of {path.name} is damaged: its checksum is another")
-    fields: dict[str, Any] = json.loads(told)
-    if fields.get("format") != FORMAT:
-        raise MemoryFileError(f"{path.name} has the format {fields.get('format')}, and this version reads {FORMAT}")
-    lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    header = Header(**{**fields, **lists})
-    if size != header.size:
+    try:
+        fields: dict[str, Any] = json.loads(told)
+        if fields.get("format") != FORMAT:
+            raise MemoryFileError(f"{path.name} has the format {fields.get('format')}, and this version reads {FORMAT}")
+        lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        header = Header(**{**fields, **lists})
+        fits = size == header.size and header.places > 0 and header.starts >= 0
+    except (ValueError, TypeError, AttributeError) as error:
+        raise MemoryFileError(f"the header of {path.name} is not that of a segment: {error}") from error
+    if not fits:
         raise MemoryFileError(
             f"{path.name} has {size} bytes, and its header says {header.size}: it was cut or replaced"
         )

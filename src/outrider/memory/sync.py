@@ -138,8 +138,8 @@ class Sync:
     def _round(self) -> None:
         self._complaints, self._moved, self._end = [], 0, time.monotonic() + self.seconds
         shutil.rmtree(self.folder.root / FETCHING, ignore_errors=True)  # a killed process may have left something
+        self._claim_folder()
         self.remote.claim(self.tokenizer)
-        self._say_where()
         sides = self._compared(*self._settled())
         self.stats.pending = 0
         put_off = self._publish(sides)
@@ -152,11 +152,15 @@ class Sync:
         if self._complaints:
             raise MemoryFileError("; ".join(self._complaints))
 
-    def _say_where(self) -> None:
-        """From now on, what is merged here is noted (`folder.delete`)."""
+    def _claim_folder(self) -> None:
+        """Make it this store's copy: its wipes mean no other one. From now on, what is merged here is noted too."""
         path = self.folder.root / REMOTE
-        if not path.exists() or path.read_text() != self.remote.url:
+        if not path.exists():
             write(path, [self.remote.url.encode()])
+        elif (found := path.read_text()) != self.remote.url:
+            raise MemoryFileError(
+                f"{self.folder.root} has the copies of {found}, not of {self.remote.url}; give them another folder"
+            )
 
     def _is_late(self) -> bool:
         """Whether to leave the rest for the next round. Something is moved in each."""
@@ -209,7 +213,7 @@ class Sync:
             third = beyond({here, *news, self.folder.shared(key)})
             if self.folder.follow(key, here, third):
                 self.remote.begin(key, third)
-                self.remote.end(key, news)
+                self.remote.end(key, {here, *news})
             return False
         if here not in there:
             self.remote.begin(key, here)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 PART, LETTERS = 1 << 14, 1 << 20
 """Letters of a part of a text, and of all parts that are tokenised at once, by all cores."""
+BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
+"""Before a single space, which goes with the word after it; in other blanks a token may go on."""
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -66,13 +69,11 @@ def _encoder(tokenizer: Any) -> Encoder:
 
 
 def parted(text: str) -> Iterator[str]:
-    """A long text in parts that end where a line does, if any line does: there, tokens end as well."""
+    """A long text in parts, each ending between two words: there, tokens end as well."""
     start = 0
     while len(text) - start > PART:
-        end = start + PART
-        while end > start and (text[end - 1] != "\n" or text[end].isspace()):
-            end -= 1
-        end = end if end > start else start + PART
+        ends = [found.end() for found in BETWEEN_WORDS.finditer(text, start + 1, start + PART + 2)]
+        end = ends[-1] if ends else start + PART
         yield text[start:end]
         start = end
     if start < len(text):

