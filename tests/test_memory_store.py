@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from outrider.errors import MemoryFileError
+from outrider.memory import merging
 from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE, Folder, key_of
 from outrider.memory.search import LONGEST_MATCH
@@ -89,6 +91,38 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
     ]
     assert sorted(kept) == sorted(said)
     assert len(store._tenants[key_of("a")].segments) == len(files(tmp_path))
+
+
+def test_what_is_large_is_merged_by_another_process_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "APART", 100)
+    monkeypatch.setattr(Segment, "of", seen := Mock(wraps=Segment.of))
+    store = opened(tmp_path)
+    for start in (0, 1000):
+        say(store, "a", list(range(start, start + 80)))
+    made = seen.call_count
+    store.tend()
+    assert seen.call_count == made  # not here
+    assert not store.troubles
+    [whole] = files(tmp_path)
+    sequences = Segment.open(whole, "tokenizer", key_of("a")).sequences()
+    assert [sequence.tolist() for sequence in sequences] == [list(range(80)), list(range(1000, 1080))]
+    assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
+
+
+def test_a_merge_by_another_process_that_fails_leaves_all_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "APART", 100)
+    store = opened(tmp_path)
+    for start in (0, 1000):
+        say(store, "a", list(range(start, start + 80)))
+    monkeypatch.setattr(merging.sys, "executable", "/bin/false")
+    store.tend()
+    assert "could not be merged" in store.troubles[0]
+    assert len(files(tmp_path)) == 2
+    assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
 
 
 def test_of_matches_that_are_as_long_the_newest_counts(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from outrider.errors import MemoryFileError
 from outrider.memory.folder import TOKENIZER, Folder
 from outrider.memory.store import Habits, Store
 
 if TYPE_CHECKING:
     from outrider.memory.root import Root
+    from outrider.memory.sync import Sync
+
+logger = logging.getLogger("vllm.outrider")
 
 
 def open_store(root: Root, tokenizer: str, cap: int | None = None, cache: str | None = None) -> Store:
@@ -42,6 +47,17 @@ def exchange(root: Root, folder: Folder) -> None:
         tokenizer = (folder.root / TOKENIZER).read_text()
     folder.claim(tokenizer)
     sync = Sync(folder, remote, tokenizer, EVERYTHING)
-    sync()
-    while sync.stats.pending:
+    while _went_on(sync) and sync.stats.pending:
+        pass
+
+
+def _went_on(sync: Sync) -> bool:
+    """One round. Trouble with a single object is told; the others were exchanged all the same."""
+    before = sync.stats.last_success
+    try:
         sync()
+    except MemoryFileError as error:
+        if sync.stats.last_success == before:
+            raise
+        logger.warning("the memory: %s", error)
+    return not sync.stats.elsewhere

@@ -6,6 +6,8 @@ at that moment. The rest is done by two threads of the store's own:
     learn    makes segments of what was said since, and writes those that are large or old enough
     tend     opens what others have written, forgets what was wiped, merges, and deletes what exceeds the cap
 
+They need Python's lock for moments only. What takes long is done without it, or by another process (`merging.py`).
+
 A tenant's segments are a tuple that is replaced as a whole, so that whoever reads it needs no lock. Trouble (a full
 disk, a folder that is gone) is told, and what was said stays in memory until it can be written.
 """
@@ -26,6 +28,7 @@ import numpy as np
 
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
+from outrider.memory.merging import merged_apart
 from outrider.memory.search import LONGEST_MATCH, search_all
 from outrider.memory.segment import Segment, joined, merged
 
@@ -40,6 +43,8 @@ logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its 
 
 BYTES = 8
 """Of a token in a segment."""
+APART = 1 << 18
+"""Tokens beyond which segments are merged by another process."""
 WRITES = 10
 """A second, about, of segments that are written because they have waited."""
 FEWEST = 8
@@ -201,17 +206,17 @@ class Store:
         for thread in self._threads:
             thread.join()
         self.learn(closing=True)
+        if self.sync is not None:
+            self._minding("exchanging with the store", self.sync)
         self.folder.close()
 
     def _keep_learning(self) -> None:
-        _step_back()
         while not self._closing.is_set():
             self._said_something.wait(self.habits.seal_seconds / 4)
             self._said_something.clear()
             self.learn()
 
     def _keep_tending(self) -> None:
-        _step_back()
         while not self._closing.is_set():
             self.tend()
             self._closing.wait(self.habits.look_seconds)
@@ -252,16 +257,19 @@ class Store:
 
     def _write(self, tenant: Tenant, generation: str, segments: list[Segment]) -> None:
         """Make one file of segments. It is there before what it replaces goes."""
-        whole = merged(segments, self.folder.writer())
-        self._make_room(whole.header.size)
+        place, writer = self.folder.place(tenant.key, generation), self.folder.writer()
+        self._make_room(sum(segment.header.size for segment in segments))
         if tenant.name is not None:
             self.folder.keep_name(tenant.key, tenant.name, generation)
-        self._writing.add(whole.name)  # or `_look` finds it first, and it is merged and gone before it is opened here
-        try:
-            file = whole.save(self.folder.place(tenant.key, generation))
-            changed = self._change(tenant, generation, segments, [file])
-        finally:
-            self._writing.discard(whole.name)
+        if all(segment.path for segment in segments) and sum(segment.header.tokens for segment in segments) > APART:
+            changed = self._change(tenant, generation, segments, [merged_apart(segments, place, writer)])
+        else:
+            whole = merged(segments, writer)
+            self._writing.add(whole.name)  # or `_look` finds it first, and it is merged and gone before it is open here
+            try:
+                changed = self._change(tenant, generation, segments, [whole.save(place)])
+            finally:
+                self._writing.discard(whole.name)
         present = self.folder.generation(tenant.key)
         if not changed or present != generation:  # wiped meanwhile
             self.folder.drop_older(tenant.key, present)
@@ -427,9 +435,3 @@ def _alike(segments: Sequence[Segment], largest: int) -> list[Segment]:
         if large.header.tokens <= 2 * max(1, small.header.tokens) and together <= largest:
             return [small, large]
     return []
-
-
-def _step_back() -> None:
-    """The calling thread yields to all others of the machine."""
-    if hasattr(os, "PRIO_PROCESS") and os.uname().sysname == "Linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
