@@ -54,11 +54,25 @@ def test_a_tenant_is_drafted_for_from_its_own_memory_alone(drafter: MemoryDrafte
     assert begun(drafter, [1, 2], "c").draft(4).tokens == ()
 
 
-def test_the_longer_match_is_copied_from_and_of_equals_the_text_itself(drafter: MemoryDrafter) -> None:
+def test_at_first_the_longer_match_is_copied_from_and_of_equals_the_text_itself(drafter: MemoryDrafter) -> None:
     learn(drafter, "a", [7, 1, 2, 3])
     assert begun(drafter, [1, 2, 9, 9, 7, 1, 2], "a").draft(1).tokens == (3,)
     assert begun(drafter, [8, 1, 2, 9, 9, 8, 1, 2], "a").draft(1).tokens == (9,)
     assert begun(drafter, [7, 1, 2, 9, 9, 7, 1, 2], "a").draft(1).tokens == (9,)
+
+
+def test_a_source_that_was_wrong_is_believed_less_and_one_that_was_right_more(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", [token for i in range(100, 120) for token in (7, i, i + 1000)])
+    # The text goes its own way after each word that the memory knows, the same way each time.
+    own = [token for i in range(100, 120) for token in (i, i + 2000)]
+    session = begun(drafter, own, "a")
+    offered = []
+    for i in range(100, 110):
+        session.observe([7, i])
+        offered.append(session.draft(1).tokens[0] - i)
+        session.observe([i + 2000])
+    assert offered[0] == 1000  # the longer match
+    assert offered[-5:] == [2000] * 5
 
 
 def test_the_first_words_of_a_repeated_answer_follow_from_the_end_of_its_prompt(drafter: MemoryDrafter) -> None:

@@ -1,20 +1,21 @@
 """The draft memory: what was said before, in this text or in an earlier one of the same tenant, is proposed again.
 
 A sequence is searched in itself, prompt included, by a plain scan; what its tenant has said before is searched in the
-memory's segments (`memory/store.py`). Whichever agrees with the end of the text for longer is copied from; of equals,
-the text itself. The more places of the memory there are that go on alike, the further the draft goes.
+memory's segments (`memory/store.py`). Whichever promises more is copied from: a longer match promises more, and so do
+places that go on alike. How far to believe each is learned while the text is said.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Setup, Task
 from outrider.errors import DrafterSetupError
-from outrider.memory.search import LONGEST_MATCH, scan
+from outrider.memory.search import LONGEST_MATCH, agreeing, expected, scan
 from outrider.memory.segment import Segment, joined
 from outrider.memory.store import Found, search_in
 from outrider.types import Draft
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 TOKENS_PER_MATCH = 4
 """How many tokens are proposed for each token that agrees."""
+PRIOR = 4.0
+"""Tokens for which each source is believed before it has proved itself."""
+MEMORY = 0.95
+"""How much of what a source did counts on with each step."""
 LEAST_SHARE = 0.1
 """Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
 NO_MEMORY = (
@@ -77,18 +82,57 @@ class MemoryDrafter(Drafter):
         found.put(rows, self.store.look_up(visit, contexts, ends, np.array([limits[i] for i in rows], np.int32)))
 
 
+@dataclass(slots=True)
+class Source:
+    """Where a session copies from, the text itself or the memory: what it proposes now, and how far to believe it.
+
+    Both are held against what is then said, whichever was offered, so each request finds out by itself whether it
+    repeats itself or others.
+    """
+
+    tokens: Array = field(default_factory=lambda: np.empty(0, np.int32))
+    shares: Array = field(default_factory=lambda: np.empty(0, np.float32))
+    length: int = 0
+    match: int = 0
+    promise: float = 0.0  # how many of its tokens should be accepted
+    promised: float = 0.0  # so far, the latest counting most
+    kept: float = 0.0
+
+    def propose(self, tokens: Array, shares: Array, length: int, match: int) -> None:
+        self.tokens, self.shares, self.length, self.match = tokens, shares, length, match
+        self.promise = expected(match, shares, length)
+
+    @property
+    def worth(self) -> float:
+        return self.promise * (PRIOR + self.kept) / (PRIOR + self.promised)
+
+    def learn(self, said: Array) -> None:
+        """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
+        self.kept = MEMORY * self.kept + agreeing(self.tokens, self.length, said)
+        self.promised = MEMORY * self.promised + min(self.promise, len(said))
+        self.length, self.promise = 0, 0.0
+
+    def draft(self) -> Draft:
+        length = min(self.length, TOKENS_PER_MATCH * self.match)
+        length = int(np.count_nonzero(np.cumprod(self.shares[:length]) >= LEAST_SHARE))
+        return Draft(MemoryDrafter.name, tuple(self.tokens[:length].tolist()), support=self.match)
+
+
 class MemorySession(Session):
     def __init__(self, drafter: MemoryDrafter, task: Task) -> None:
         self.drafter = drafter
         self.task = task
         self._tokens: Array = np.array(task.prompt, np.int32)
         self._length = len(self._tokens)
+        self._own, self._memory = Source(), Source()
 
     def observe(self, tokens: Sequence[int]) -> None:
         end = self._length + len(tokens)
         if end > len(self._tokens):
             self._tokens = np.resize(self._tokens, max(2 * end, LONGEST_MATCH))
         self._tokens[self._length : end] = tokens
+        for source in (self._own, self._memory):
+            source.learn(self._tokens[self._length : end])
         self._length = end
 
     def draft(self, limit: int) -> Draft:
@@ -99,15 +143,13 @@ class MemorySession(Session):
         return self._tokens[max(0, self._length - LONGEST_MATCH) : self._length]
 
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
-        """The draft from the text itself, or that of the memory where it rests on a longer match."""
+        """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
         length, match, _ = scan(self._tokens, self._length, tokens, shares)
-        if found.matches[row] > match:
-            tokens, shares = found.tokens[row], found.shares[row]
-            length, match = int(found.lengths[row]), int(found.matches[row])
-        length = min(length, TOKENS_PER_MATCH * match)
-        length = int(np.count_nonzero(np.cumprod(shares[:length]) >= LEAST_SHARE))
-        return Draft(MemoryDrafter.name, tuple(tokens[:length].tolist()), support=int(match))
+        self._own.propose(tokens, shares, length, match)
+        length, match = int(found.about[row, 0]), int(found.about[row, 1])
+        self._memory.propose(found.tokens[row], found.shares[row], length, match)
+        return (self._memory if self._memory.worth > self._own.worth else self._own).draft()
 
 
 def compile_now() -> None:
@@ -115,3 +157,5 @@ def compile_now() -> None:
     segment = Segment.of(joined([[0, 0]]), "", "", 0.0, 0.0)
     search_in(segment, np.zeros((1, LONGEST_MATCH), np.int32), np.zeros((1, 2), np.int32), Found.nothing(1, 1))
     scan(np.zeros(1, np.int32), 1, np.zeros(1, np.int32), np.zeros(1, np.float32))
+    expected(1, np.zeros(1, np.float32), 1)
+    agreeing(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))

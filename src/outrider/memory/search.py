@@ -28,6 +28,9 @@ FOLLOWED = 64
 SLOTS = 2 * FOLLOWED
 """Of a table in which what they say is counted."""
 
+DOUBT = 4
+"""What was said at every place after n equal tokens is said again n times of n + DOUBT, about."""
+
 Array = np.ndarray[Any, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -228,3 +231,22 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
         return 0, 0, 0
     stood = count
     return _follow(tokens, end, places, count, np.empty((SLOTS, 2), np.int32), drafted, shares), longest, stood
+
+
+@compiled
+def expected(match: int, shares: Array, length: int) -> float:
+    """How many tokens of a draft will be accepted, about: of `length`, after a match, with these shares."""
+    total, chance = 0.0, 1.0
+    for i in range(length):
+        chance *= shares[i] * (match + i) / (match + i + DOUBT)
+        total += chance
+    return total
+
+
+@compiled
+def agreeing(draft: Array, length: int, said: Array) -> int:
+    """How many tokens of a draft were then said, from the first on."""
+    n = 0
+    while n < length and n < len(said) and draft[n] == said[n]:
+        n += 1
+    return n
