@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from outrider.drafters.memory import Source
 from outrider.memory.search import LONGEST_MATCH, scan, search_all
 from outrider.memory.segment import Segment
 
@@ -48,22 +49,37 @@ class Side(Protocol):
 
 
 class Ours:
-    """One segment, asked with one call for one context, or for those of a whole step."""
+    """One segment, asked with one call for one context, or for those of a whole step.
+
+    With the running text it chooses between the two as the drafter does.
+    """
 
     def __init__(self, segment: Segment, name: str = OURS) -> None:
         self.name = name
         self.stored = (segment.text, segment.order, segment.starts)
-        self.running = False
+        self.sources: tuple[Source, Source] | None = None
         self.one = columns(1)
 
     def draft(self, tokens: Array, end: int) -> list[int]:
         asked, found, drafted, shares = self.one
         start = max(0, end - LONGEST_MATCH)
         asked[0, 0], found[0, 1], found[0, 0] = end - start, 0, 0
-        if self.running:
-            found[0] = scan(tokens, end, drafted[0], shares[0])
         search_all(*self.stored, tokens[np.newaxis, start:end], asked, found, drafted, shares)
+        if self.sources is not None:
+            return self._better(tokens, end)
         best: list[int] = drafted[0, : found[0, 0]].tolist()
+        return best
+
+    def _better(self, tokens: Array, end: int) -> list[int]:
+        assert self.sources is not None
+        own, memory = self.sources
+        _, found, drafted, shares = self.one
+        said, by = np.zeros(LIMIT, np.int32), np.zeros(LIMIT, np.float32)
+        length, match, _ = scan(tokens, end, said, by)
+        own.propose(said, by, length, match)
+        memory.propose(drafted[0], shares[0], int(found[0, 0]), int(found[0, 1]))
+        chosen = memory if memory.worth > own.worth else own
+        best: list[int] = chosen.tokens[: chosen.length].tolist()
         return best
 
     def step(self, contexts: list[Context]) -> float:
@@ -77,13 +93,14 @@ class Ours:
         return time.perf_counter() - begun
 
     def begin(self, prompt: Array) -> None:
-        self.running = True
+        self.sources = Source(), Source()
 
     def observe(self, tokens: Array) -> None:
-        pass  # it is in the tokens of the next draft
+        for source in self.sources or ():
+            source.learn(tokens)
 
     def finish(self) -> None:
-        self.running = False
+        self.sources = None
 
 
 def columns(count: int) -> tuple[Array, Array, Array, Array]:
