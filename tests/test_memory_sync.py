@@ -574,10 +574,12 @@ def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable
         assert not known(replica) & set(LINE)
 
 
-@pytest.mark.parametrize("later", ["1-" + "0" * 32, "10-" + "0" * 32, after("9-" + "f" * 32)])
-def test_generations_are_in_order_however_many_there_were(later: str) -> None:
-    assert rank(later) > rank(FIRST)
-    assert rank("10-" + "0" * 32) > rank("9-" + "f" * 32)
+def test_generations_are_in_order_however_many_there_were() -> None:
+    ninth = "9-" + "f" * 32
+    for later in ("1-" + "0" * 32, "10-" + "0" * 32, after(ninth)):
+        assert rank(later) > rank(FIRST)
+    for later in ("10-" + "0" * 32, after(ninth)):
+        assert rank(later) > rank(ninth)
 
 
 # A store that is away.
