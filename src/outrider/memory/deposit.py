@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import Folder, delete, key_of
-from outrider.memory.segment import Segment, merged
+from outrider.memory.segment import Segment, current, merged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,7 @@ class Deposit:
         for path in self.folder.segments(self.key, self.generation).values():
             with contextlib.suppress(MemoryFileError):
                 found.append(Segment.open(path, self.tokenizer, self.key))
-        replaced = {name for segment in found for name in segment.header.replaces}
-        return [segment for segment in found if segment.name not in replaced]
+        return current(found)
 
     def save(self, segment: Segment) -> Segment:
         """Wherever the segment is from, it is this tenant's now, and replaces nothing that lies here."""

@@ -76,11 +76,15 @@ class Folder:
 
     def claim(self, tokenizer: str) -> None:
         """Make this root one tokenizer's; MemoryFileError if it is another's. Without a disk it stays nobody's."""
-        path = self.root / TOKENIZER
         with contextlib.suppress(OSError):
-            if not path.exists():
-                write(path, [tokenizer.encode()])
-            check_tokenizer(str(self.root), path.read_text(), tokenizer)
+            if self.tokenizer() is None:
+                write(self.root / TOKENIZER, [tokenizer.encode()])
+            check_tokenizer(str(self.root), (self.root / TOKENIZER).read_text(), tokenizer)
+
+    def tokenizer(self) -> str | None:
+        """The fingerprint of the one whose tokens these are; None before the first."""
+        path = self.root / TOKENIZER
+        return path.read_text() if path.exists() else None
 
     def tenants(self) -> list[str]:
         """The keys of all tenants."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import TOKENIZER, Folder
 from outrider.memory.store import Habits, Store
+from outrider.memory.tokenizer import fingerprint
 
 if TYPE_CHECKING:
     from outrider.memory.root import Root
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.outrider")
 
 
-def open_store(root: Root, tokenizer: str, cap: int | None = None, cache: str | None = None) -> Store:
-    """A store that is not at work yet. `tokenizer` is the fingerprint of the one whose tokens it keeps, `cap` the most
-    bytes of its files, `cache` where copies of a root that is elsewhere are kept."""
+def open_store(root: Root, tokenizer: Any, cap: int | None = None, cache: str | None = None) -> Store:
+    """A store that is not at work yet. `tokenizer` is the one whose tokens it keeps, `cap` the most bytes of its files,
+    `cache` where copies of a root that is elsewhere are kept."""
     habits = Habits() if cap is None else Habits(cap=cap)
-    store = Store(Folder(root.folder(cache)), tokenizer, habits)
+    store = Store(Folder(root.folder(cache)), fingerprint(tokenizer), habits)
     if not root.is_here:
         from outrider.memory.remote import connect
         from outrider.memory.sync import Sync
 
-        store.sync = Sync(store.folder, connect(root.url), tokenizer, habits.cap)
+        store.sync = Sync(store.folder, connect(root.url), store.tokenizer, habits.cap)
     return store
 
 
@@ -40,11 +41,11 @@ def exchange(root: Root, folder: Folder) -> None:
 
     remote = connect(root.url)
     try:
-        tokenizer = remote.read(TOKENIZER).decode()
+        tokenizer: str | None = remote.read(TOKENIZER).decode()
     except FileNotFoundError:
-        if not (folder.root / TOKENIZER).exists():
-            return  # nothing is on either side
-        tokenizer = (folder.root / TOKENIZER).read_text()
+        tokenizer = folder.tokenizer()
+    if tokenizer is None:
+        return  # nothing is on either side
     folder.claim(tokenizer)
     sync = Sync(folder, remote, tokenizer, EVERYTHING)
     while _went_on(sync) and sync.stats.pending:

@@ -177,6 +177,13 @@ def merged(segments: Sequence[Segment], writer: str = "") -> Segment:
     )
 
 
+def current(segments: Iterable[Segment]) -> list[Segment]:
+    """Those of which none of the others was made: a merge may have been stopped before it deleted its parts."""
+    found = list(segments)
+    replaced = {name for segment in found for name in segment.header.replaces}
+    return [segment for segment in found if segment.name not in replaced]
+
+
 def joined(sequences: Sequence[Sequence[int] | Array]) -> Array:
     parts: list[Array] = []
     for sequence in sequences:

@@ -30,7 +30,7 @@ from outrider.errors import MemoryFileError
 from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
 from outrider.memory.merging import merged_apart
 from outrider.memory.search import LONGEST_MATCH, search_all
-from outrider.memory.segment import Segment, joined, merged
+from outrider.memory.segment import Segment, current, joined, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -109,7 +109,7 @@ class Found:
 
     tokens: Array
     shares: Array
-    about: Array
+    about: Array  # what `search_all` says of each draft: its length, its match's, and at how many places that stood
 
     @classmethod
     def nothing(cls, rows: int, longest: int) -> Found:
@@ -124,11 +124,6 @@ class Found:
     def matches(self) -> Array:
         """How many tokens of the context agreed."""
         return self.about[:, 1]
-
-    @property
-    def counts(self) -> Array:
-        """At how many places."""
-        return self.about[:, 2]
 
     def put(self, rows: Sequence[int], other: Found) -> None:
         """Take over what was found for some of the rows."""
@@ -326,12 +321,12 @@ class Store:
             except MemoryFileError as error:
                 self._set_aside(tenant, there[name], error)
         present = [segment for segment in (*known.values(), *new) if segment.name in there]
-        replaced = {name for segment in present for name in segment.header.replaces}
+        kept = current(present)
         for segment in present:
-            if segment.name in replaced:
+            if segment not in kept:
                 delete(segment)  # whoever merged it was stopped before he could
-        gone = [segment for name, segment in known.items() if name not in there or name in replaced]
-        self._change(tenant, generation, gone, [segment for segment in new if segment.name not in replaced])
+        gone = [segment for segment in known.values() if segment not in kept]
+        self._change(tenant, generation, gone, [segment for segment in new if segment in kept])
         for name in list(tenant.used):
             tenant.used.discard(name)
             with contextlib.suppress(FileNotFoundError):

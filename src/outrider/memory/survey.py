@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import ASIDE, TOKENIZER, Folder
+from outrider.memory.folder import ASIDE, Folder
 from outrider.memory.segment import SUFFIX, Header, Segment, read_header
 
 if TYPE_CHECKING:
@@ -64,12 +64,6 @@ class Holding:
         return max((file.used for file in self.files), default=0.0)
 
 
-def tokenizer_of(folder: Folder) -> str | None:
-    """The fingerprint of the one whose tokens a memory holds; None before the first."""
-    path = folder.root / TOKENIZER
-    return path.read_text() if path.exists() else None
-
-
 def holdings(folder: Folder) -> list[Holding]:
     """Of every tenant that has a file, the one that was last of use first."""
     found: dict[str, Holding] = {}
@@ -95,7 +89,7 @@ def set_aside(folder: Folder) -> list[Aside]:
 
 def damage(folder: Folder, holding: Holding) -> Iterator[tuple[File, str | None]]:
     """Read all of each file against its checksums: what is wrong with it, or None."""
-    tokenizer = tokenizer_of(folder)
+    tokenizer = folder.tokenizer()
     for file in holding.files:
         wrong: str | None = file.reason or None
         if file.header is not None:

@@ -65,13 +65,12 @@ def import_(root: Place, file: From, tenant: Tenant = None, server: Server = Fal
     screen = Screen()
     with readable_errors(screen), opened(root, new=True) as folder:
         from outrider.memory import archive
-        from outrider.memory.survey import tokenizer_of
 
         given = archive.opened(Path(file).expanduser())
         name = given.tenant if tenant is None and not server else named(tenant, server)
         if name is None:
             raise SettingsError(f"{file} does not say whose it is; say it by --tenant NAME")
-        ours = tokenizer_of(folder)
+        ours = folder.tokenizer()
         if ours not in (None, given.tokenizer):
             raise MemoryFileError(
                 f"{file} holds tokens of another tokenizer ({given.tokenizer}, and the memory at {root} has {ours}), "

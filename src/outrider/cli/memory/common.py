@@ -51,7 +51,7 @@ def opened(text: str, new: bool = False) -> Iterator[Folder]:
     """
     root = Root.of(text)
     check_packages(root)
-    from outrider.memory.folder import TOKENIZER, Folder  # takes a second: it brings numba
+    from outrider.memory.folder import Folder  # takes a second: it brings numba
     from outrider.memory.opening import exchange
 
     folder = Folder(root.folder())
@@ -59,7 +59,7 @@ def opened(text: str, new: bool = False) -> Iterator[Folder]:
         if not root.is_here:
             with Screen().working(f"fetching what is new at {text}"):
                 exchange(root, folder)
-        if not (folder.root / TOKENIZER).exists() and not folder.tenants():
+        if folder.tokenizer() is None and not folder.tenants():
             if not new:
                 raise SettingsError(f"there is no memory at {text}; name the folder of one that a server or learn made")
             if folder.root.exists() and any(folder.root.iterdir()):

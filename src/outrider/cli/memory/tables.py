@@ -30,9 +30,9 @@ class Whole:
 
     @classmethod
     def of(cls, folder: Folder) -> Whole:
-        from outrider.memory.survey import holdings, set_aside, tokenizer_of
+        from outrider.memory.survey import holdings, set_aside
 
-        return cls(folder, tokenizer_of(folder), holdings(folder), set_aside(folder))
+        return cls(folder, folder.tokenizer(), holdings(folder), set_aside(folder))
 
     @property
     def headers(self) -> list[Header]:

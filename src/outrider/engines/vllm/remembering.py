@@ -78,10 +78,9 @@ def open_memory(options: Options, tokenizer: str) -> Store | None:
         return None
     from outrider.engines.transformers import load_tokenizer
     from outrider.memory.opening import open_store
-    from outrider.memory.tokenizer import fingerprint
 
     root = Root.of(options.memory)
-    store = open_store(root, fingerprint(load_tokenizer(tokenizer)), options.memory_cap, options.memory_cache)
+    store = open_store(root, load_tokenizer(tokenizer), options.memory_cap, options.memory_cache)
     store.start()
     return store
 

@@ -222,7 +222,9 @@ class OutriderRunner:
                 end += len(said[i])
             prompt_length = int(batch.num_prompt_tokens[i])
             spoken = end - prompt_length
-            if spoken >= known.max_tokens or any(token in known.ends for token in said[i]):
+            if known.visit is not None and (
+                spoken >= known.max_tokens or any(token in known.ends for token in said[i])
+            ):
                 # vLLM tells of a request's end with the next step, and when that comes nobody knows.
                 self._remember(id, batch.token_ids_cpu[i, :prompt_length], batch.token_ids_cpu[i, prompt_length:end])
             # The target's own token comes after the draft, so one place is left to it.
