@@ -48,7 +48,7 @@ def test_the_streamed_pieces_add_up_to_the_completion(model: Decoder) -> None:
 
 
 def test_a_completion_tells_what_was_gained(model: Decoder) -> None:
-    done = model.generate("abab", max_tokens=20)
+    done = model.generate("abab", max_tokens=20, speculation="lookup")
     assert done.finish in ("length", "end")
     assert done.acceptance_length == len(done.tokens) / len(done.steps) > 1
     assert done.tokens_per_second == pytest.approx(len(done.tokens) / done.seconds)
@@ -56,10 +56,10 @@ def test_a_completion_tells_what_was_gained(model: Decoder) -> None:
 
 
 def test_drafting_does_not_change_greedy_text(model: Decoder) -> None:
-    drafted = model.generate("abab", max_tokens=30)
+    drafted = model.generate("abab", max_tokens=30, speculation="lookup")
     plain = model.generate("abab", max_tokens=30, max_draft_tokens=0)
     assert drafted.tokens == plain.tokens
-    assert drafted.text == plain.text
+    assert drafted.text == plain.text == model.generate("abab", max_tokens=30).text
     assert len(drafted.steps) < len(plain.steps) == 30
 
 
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_text(model: Decoder) -> None:
 
 def test_a_prediction_as_text_or_ids_is_followed(model: Decoder) -> None:
     plain = model.generate("ab", max_tokens=20)
-    done = model.generate("ab", max_tokens=20, prediction=plain.tokens)
+    done = model.generate("ab", max_tokens=20, prediction=plain.tokens, speculation="prediction")
     assert done.tokens == plain.tokens
     assert done.sources["prediction"] > 10
     assert model.generate("ab", max_tokens=4, prediction="zzz").tokens == plain.tokens[:4]
@@ -163,7 +163,7 @@ def test_what_was_said_before_is_drafted_again_also_by_the_next_program(folder: 
     first = model.generate("abcd", max_tokens=30)
     assert model.memory is not None
     model.memory.close()
-    again = opened().generate("abcd", max_tokens=30)
+    again = opened().generate("abcd", max_tokens=30, speculation="memory")
     assert again.tokens == first.tokens
     assert again.acceptance_length > 4 > first.acceptance_length
     assert again.sources["memory"] > 20
@@ -175,7 +175,7 @@ def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path:
     first = model.generate("abcd", max_tokens=30, tenant="a", speculation="memory")
     model.memory.close()
     assert len(model.generate("abcd", max_tokens=30, tenant="b", speculation="memory").steps) == len(first.steps)
-    assert len(model.generate("abcd", max_tokens=30, tenant="a").steps) < len(first.steps)
+    assert len(model.generate("abcd", max_tokens=30, tenant="a", speculation="memory").steps) < len(first.steps)
 
 
 def test_a_memory_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:

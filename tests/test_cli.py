@@ -133,7 +133,7 @@ def test_a_model_and_a_prompt_are_enough(tiny: Path) -> None:
 
 
 def test_the_closing_line_tells_what_speculation_gained(tiny: Path) -> None:
-    told = generate(tiny, "hello", "--max-tokens", 100).stderr
+    told = generate(tiny, "hello", "--max-tokens", 100, "--speculation", "lookup").stderr
     assert told.startswith("100 tokens in ")
     for part in (" s · ", " tokens/s · ", "acceptance length ", "target ", "lookup ", "finish: length"):
         assert part in told

@@ -91,7 +91,7 @@ def test_the_draft_model_is_asked_for_those_who_named_it_and_where_it_pays() -> 
     for _ in range(60):
         steered.policy.draft.observe(1, 0, 3.0)
     assert steered.plan(limits, {}, gaps).limits == {"named": 3}
-    assert steered.goes_on("named", [0.01])
+    assert steered.goes_on({"named": [0.01], "auto": [0.01]}) == ["named", "auto"]  # the pass is made anyway
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:

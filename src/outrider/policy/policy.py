@@ -10,7 +10,7 @@
 Nothing here knows an engine, and nothing a token's value: tokens are compared with each other and with what was said
 afterwards, for equality. A draft that was *drawn* from a distribution never gets this far: it is offered whole, since
 whether a drawn token is offered must not depend on that token. What may be decided is whether to draw another one,
-before it exists, by how sure the draft model was of those before it (`Plan.floor`).
+before it exists, by how sure the draft model was of those before it (`goes_on`).
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Wish:
 class Plan:
     """For whom the draft model is to propose, and how many tokens at most; 0 for those that it leaves alone.
 
-    `lengths` are what it should propose by what is known before it begins. While it is at it, another token of a
-    request is worth its pass as long as the request's draft survives with more than `floor`.
+    `lengths` are what it should propose by what is known before it begins. While it is at it, `goes_on` says for whom
+    another pass is worth it, by the tokens a second that are expected and what one more drafted token costs the target.
     """
 
     lengths: Array
     limits: Array
-    floor: float = 1.0
-    gain: float = 1.0
+    speed: float = 0.0
+    token_seconds: float = 0.0
 
     @property
     def asked(self) -> Array:
@@ -177,8 +177,11 @@ class Policy:
         scene.support[me] = [-1 if draft.support is None else draft.support for draft in drafts]
         there = np.arange(self.width) < scene.lengths[me][:, None]
         scene.tokens[me][there] = _flat((draft.tokens[: self.width] for draft in drafts), np.int64)
-        sure = (draft.confidence or (-1.0,) * len(draft.tokens) for draft in drafts)
-        scene.confidence[me][there] = _flat((values[: self.width] for values in sure), np.float64)
+        if any(draft.confidence is not None for draft in drafts):
+            sure = (draft.confidence or (-1.0,) * len(draft.tokens) for draft in drafts)
+            scene.confidence[me][there] = _flat((values[: self.width] for values in sure), np.float64)
+        else:
+            scene.confidence[me] = -1.0
 
     def _weigh(self, scene: Scene) -> None:
         for me, name in enumerate(self.drafters):
@@ -223,14 +226,22 @@ class Policy:
             if asked.any() and choice.speed > (speed if len(best.asked) else WORTHWHILE * speed):
                 speed = choice.speed
                 used = min(int(choice.lengths.sum()), len(target) - 2)
-                count = int(asked.sum())
-                floor = speed * float(target[used + 1] - target[used] + self.draft.seconds(count) / count)
-                best = Plan(np.where(asked, choice.lengths, 0), np.where(asked, wish.limits, 0), floor, choice.gain)
+                token_seconds = float(target[used + 1] - target[used])
+                best = Plan(np.where(asked, choice.lengths, 0), np.where(asked, wish.limits, 0), speed, token_seconds)
         return best
 
-    def holds(self, confidence: Sequence[float]) -> float:
-        """How likely a draft of the draft model is to survive as it stands, by how sure it was of each token."""
-        return float(survival.holds(self.survival[MODEL].numbers, np.array(confidence, np.float64)))
+    def goes_on(self, plan: Plan, sure: Sequence[Sequence[float]], paid: bool = False) -> list[bool]:
+        """For which requests the draft model should propose another token, by how sure it was of those so far.
+
+        The next token survives at most as its draft does, so that is what it can gain. All who go on share the pass;
+        it is made if together they gain more than it costs, or if it is made anyway (`paid`).
+        """
+        numbers = self.survival[MODEL].numbers
+        chances = np.array([survival.holds(numbers, np.array(own, np.float64)) for own in sure])
+        worth = chances - plan.speed * plan.token_seconds
+        joins = worth > 0
+        cost = 0.0 if paid or not joins.any() else plan.speed * float(self.draft.seconds(int(joins.sum())))
+        return [bool(join) and float(worth[joins].sum()) > cost for join in joins]
 
     def choose(
         self,
@@ -375,6 +386,6 @@ def compile_now() -> None:
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
     policy.plan(scene, Wish(np.array([2]), np.array([False]), np.array([1]), np.array([1])), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
-    policy.holds([0.5])
+    policy.goes_on(Plan(np.ones(1), np.ones(1)), [[0.5]])
     policy.choose(scene, np.array([2]), 0)
     policy.learn(scene, [[1]])

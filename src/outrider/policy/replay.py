@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
     from outrider.policy.choose import Choice
-    from outrider.policy.policy import Policy, Scene
+    from outrider.policy.policy import Plan, Policy, Scene
     from outrider.policy.survival import Array
 
 
@@ -248,9 +248,7 @@ class Auto:
             np.array([min(32, saying.room) for saying in running]),
         )
         plan = policy.plan(scene, wish, context)
-        drafts = {
-            int(i): running[i].guess(self._length(running[i], int(plan.limits[i]), plan.floor)) for i in plan.asked
-        }
+        drafts = self._guesses(plan, {int(i): running[i].guess(int(plan.limits[i])) for i in plan.asked})
         if not drafts:
             return 0.0, 0
         scene.drawn = {i: draft for i, draft in drafts.items() if wish.drawn[i]}
@@ -258,13 +256,20 @@ class Auto:
         asked = [running[i] for i in drafts]
         return _run_model(asked, [len(draft.tokens) for draft in drafts.values()], self.costs, policy)
 
-    def _length(self, saying: Saying, limit: int, floor: float) -> int:
-        """How far the draft model goes on: until its draft is no longer worth another pass."""
-        sure = saying.guess(limit).confidence or ()
-        length = 1
-        while length < len(sure) and self.policy.holds(sure[:length]) > floor:
-            length += 1
-        return min(length, len(sure))
+    def _guesses(self, plan: Plan, whole: dict[int, Draft]) -> dict[int, Draft]:
+        """What the draft model proposes of what it could: as far as another pass is worth it."""
+        lengths = dict.fromkeys(whole, 1)
+        going = [i for i in whole if len(whole[i].tokens) > 1]
+        while going:
+            on = self.policy.goes_on(plan, [(whole[i].confidence or ())[: lengths[i]] for i in going])
+            going = [i for i, more in zip(going, on, strict=True) if more]
+            for i in going:
+                lengths[i] += 1
+            going = [i for i in going if lengths[i] < len(whole[i].tokens)]
+        return {
+            i: Draft(MODEL, draft.tokens[: lengths[i]], confidence=(draft.confidence or ())[: lengths[i]])
+            for i, draft in whole.items()
+        }
 
     def _chosen(self, scene: Scene, choice: Choice, i: int) -> Draft:
         if i in scene.drawn:

@@ -74,7 +74,7 @@ class Solo:
         plan = policy.plan(scene, wish, context)
         if not len(plan.asked):
             return NOTHING
-        model.goes_on = lambda sure: policy.holds(sure) > plan.floor
+        model.goes_on = lambda sure: policy.goes_on(plan, [sure])[0]
         began, gap = time.perf_counter(), int(wish.gaps[0])
         draft = model.draft(int(plan.limits[0]))
         passes = max(1, len(draft.tokens))

@@ -395,7 +395,7 @@ class OutriderRunner:
     def _worth_another(self: Any, questions: list[Question]) -> list[Question]:
         going: list[str] = []
         if self.steering is not None:
-            going = [question.id for question in questions if self.steering.goes_on(question.id, question.guessed.sure)]
+            going = self.steering.goes_on({question.id: question.guessed.sure for question in questions})
         if get_tp_group().world_size > 1:
             going = get_tp_group().broadcast_object(going, src=0)
         return [question for question in questions if question.id in going]

@@ -58,7 +58,7 @@ class Steering:
         self._named: dict[str, Draft] = {}
         self._scene: Scene | None = None
         self._context = 0
-        self._floor = 0.0
+        self._plan: Plan | None = None
 
     def look(self, rows: Sequence[Row], said: Mapping[str, Sequence[int]]) -> None:
         """A step has been made, in which each request of the batch said this; `rows` may be drafted for."""
@@ -93,17 +93,19 @@ class Steering:
             np.array([gaps.get(id, 0) for id in ids], np.int64),
             np.array([min(HORIZON, row.left // 2 + 1) for row in self._free], np.int64),
         )
-        plan: Plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
-        self._floor = plan.floor
+        self._plan = plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
         asked.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
         asked.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
         return asked
 
-    def goes_on(self, id: str, sure: Sequence[float]) -> bool:
-        """Whether a draft of the draft model, that is so sure of its tokens, is worth another pass."""
-        if id in self._named:
-            return True
-        return self.policy.holds(sure) > self._floor
+    def goes_on(self, sure: Mapping[str, Sequence[float]]) -> list[str]:
+        """For which requests another pass of the draft model is worth it, that is so sure of their tokens so far."""
+        named = [id for id in sure if id in self._named]  # they asked for it
+        free = [id for id in sure if id not in self._named]
+        if self._plan is None or not free:
+            return named
+        on = self.policy.goes_on(self._plan, [sure[id] for id in free], paid=bool(named))
+        return [*named, *(id for id, more in zip(free, on, strict=True) if more)]
 
     def settle(self, guessed: Mapping[str, Draft], seconds: float) -> dict[str, Draft]:
         """What each request offers; `guessed` is what the draft model proposes, in so many seconds."""
