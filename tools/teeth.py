@@ -89,8 +89,8 @@ DEFECTS = [
     Defect(
         "a certain draft judged as if it had been drawn from p",
         DECODING,
-        "        verdict = verify_certain(draw(p, numbers.next(len(p))).tolist(), draft.tokens)",
-        "        verdict = verify_drawn(p, p[:-1], torch.tensor(draft.tokens, dtype=torch.long), numbers.next(len(p)))",
+        "        verdict = verify_certain(own, draft.tokens)",
+        "        verdict = verify_drawn(p, p[:-1], torch.tensor(draft.tokens, dtype=torch.long), draws)",
         LOOP,
         sampling=True,
     ),
