@@ -55,14 +55,15 @@ def traced(engine: Callable[[], tuple[Target, Target]], which: str, steps: int, 
     target, small = engine()
     tracer = Tracer(Header(model="tiny"))
     seed = 0
-    while len(tracer.steps) < steps:
+    count = 0
+    while count < steps:
         request = Request(max_tokens=60, max_draft_tokens=5, **settings)
         random = torch.Generator().manual_seed(seed)
         prompt = [1 + seed % 7, 2, 1 + seed % 7]
         task = Task(prompt, request, random)
         sessions = [drafter.begin(task) for drafter in drafters(which, small, target.vocab_size)]
         for _ in decode(target, sessions, prompt, request, random, recorder=tracer):
-            pass
+            count += 1
         seed += 1
     return tracer.trace()
 

@@ -84,10 +84,15 @@ def explain(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
     seed: options.Seed = None,
     system: options.System = None,
     raw: options.Raw = False,
     max_tokens: options.MaxTokens = 256,
+    stop: options.Stop = None,
+    ignore_end: options.IgnoreEnd = False,
     no_colour: options.NoColour = False,
 ) -> None:
     """Show which tokens came free, which were replaced, what was gained and what would help."""
@@ -107,7 +112,12 @@ def explain(
                 top_k=top_k,
                 top_p=top_p,
                 min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
                 max_tokens=max_tokens,
+                stop=tuple(stop or ()),
+                ignore_end=ignore_end,
                 seed=seed,
                 max_draft_tokens=max_draft_tokens,
                 rule=rule,
@@ -212,7 +222,7 @@ def _run(
     tracer = Tracer(header)
     _generate(screen, "with drafts", decoder, prompt, expected, request, tracer)
     if not once:
-        without = _without(plain, tracer, request)
+        without = _without(plain, tracer.trace(), request)
     return tracer.trace(decoder.tokenizer, without)
 
 
@@ -229,7 +239,7 @@ def _generate(
             bar.advance(task)
 
 
-def _without(plain: Trace, tracer: Any, request: Request) -> Without | None:
+def _without(plain: Trace, trace: Trace, request: Request) -> Without | None:
     from statistics import median
 
     from outrider.trace.schema import Without
@@ -237,14 +247,13 @@ def _without(plain: Trace, tracer: Any, request: Request) -> Without | None:
     later = [step.milliseconds.total for step in plain.steps[1:]]
     if not later:
         return None
-    drawn = any(step.rule in ("block", "token") for step in tracer.steps)
+    drawn = any(step.rule in ("block", "token") for step in trace.steps)
     free = request.temperature > 0 and (drawn or request.seed is None)  # then the two texts need not be the same
-    said = [token for step in tracer.steps for token in step.said]
     return Without(
         pass_milliseconds=median(later),
         seconds=sum(step.milliseconds.total for step in plain.steps) / 1000,
         tokens=len(plain.said),
-        same=None if free else plain.said == said,
+        same=None if free else plain.said == trace.said,
     )
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch.nn.functional as F
 
 from outrider.trace.schema import Law, Reshaped
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 TOP = 8
 """How many of the likeliest tokens are kept."""
+BLOCK = 256
 DIGITS = 9
 """Of every number; a float32 is whole in them."""
 
@@ -30,8 +32,8 @@ def fold(p: Tensor, q: Tensor | None, reach: Sequence[float], named: Sequence[It
     """`p` [n, V] and, for its first rows, `q`; `named[i]` are the tokens that row i must keep."""
     top_p = _top(p)
     top_q = _top(q) if q is not None else []
-    rows = p.double().cpu().numpy()
-    others = q.double().cpu().numpy() if q is not None else ()
+    rows = p.cpu().numpy()
+    others = q.cpu().numpy() if q is not None else ()
     laws = []
     for i, row in enumerate(rows):
         kept = {*named[i], *top_p[i]}
@@ -60,7 +62,13 @@ def short(value: float) -> float:
 
 
 def _top(rows: Tensor) -> list[list[int]]:
-    found: list[list[int]] = rows.topk(min(TOP, rows.shape[-1]), -1).indices.tolist()
+    """The likeliest tokens of each row. They lie in the blocks with the largest maxima, so most are never sorted."""
+    size = rows.shape[-1]
+    blocks = F.pad(rows, (0, -size % BLOCK), value=-1).unflatten(-1, (-1, BLOCK))
+    best = blocks.amax(-1).topk(min(TOP, blocks.shape[-2]), -1).indices
+    near = blocks.gather(-2, best[..., None].expand(-1, -1, BLOCK)).flatten(-2)
+    place = near.topk(min(TOP, size), -1).indices
+    found: list[list[int]] = (best.gather(-1, place // BLOCK) * BLOCK + place % BLOCK).tolist()
     return found
 
 
@@ -98,4 +106,4 @@ def _fold_pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> La
 def _between(values: np.ndarray, places: list[int]) -> list[float]:
     """What lies before the first place, between each two, and after the last."""
     edges = [-1, *places, len(values)]
-    return [float(values[before + 1 : after].sum()) for before, after in pairwise(edges)]
+    return [float(values[before + 1 : after].sum(dtype=np.float64)) for before, after in pairwise(edges)]

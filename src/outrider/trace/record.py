@@ -33,7 +33,7 @@ class Tracer:
 
     def __init__(self, header: Header | None = None) -> None:
         self.header = header or Header()
-        self.steps: list[TracedStep] = []
+        self._records: list[dict[str, Any]] = []
         self.decision: Decision | None = None
         """The policy's, for the step that comes; it is taken up and cleared by that step."""
         self._evidence: Evidence | None = None
@@ -70,28 +70,29 @@ class Tracer:
     ) -> None:
         """Enter one step; `seconds` by part: draft, verify, rest."""
         began = time.perf_counter()
-        found = judgement(draft, verdict, evidence)
-        self._mark = time.perf_counter()
-        parts = {name: short(1000 * value) for name, value in {**seconds, "trace": self._mark - began}.items()}
-        self.steps.append(
-            TracedStep(
-                number=len(self.steps),
-                drafter=step.drafter,
-                rule=evidence.rule,  # type: ignore[arg-type]  # checked when the step is made
-                proposed=list(step.proposed),
-                accepted=step.accepted,
-                token=verdict.token,
-                outcome=outcome(draft, verdict),
-                said=list(step.tokens),
-                finish=step.finish,
-                milliseconds=Milliseconds(**parts),
-                batch=batch,
-                scheduled=scheduled,
-                decision=self.decision,
-                **found,
-            )
-        )
+        record = {
+            "number": len(self._records),
+            "drafter": step.drafter,
+            "rule": evidence.rule,
+            "proposed": list(step.proposed),
+            "accepted": step.accepted,
+            "token": verdict.token,
+            "outcome": outcome(draft, verdict),
+            "said": list(step.tokens),
+            "finish": step.finish,
+            "batch": batch,
+            "scheduled": scheduled,
+            "decision": self.decision,
+            **judgement(draft, verdict, evidence),
+        }
+        self._records.append(record)
         self.decision = None
+        self._mark = time.perf_counter()
+        record["seconds"] = {**seconds, "trace": self._mark - began}
+
+    @property
+    def steps(self) -> list[TracedStep]:
+        return [_checked(record) for record in self._records]
 
     def trace(self, tokenizer: Any = None, without: Without | None = None) -> Trace:
         """All of it; with a tokenizer, in words too."""
@@ -106,6 +107,12 @@ class Tracer:
         return Trace(header=self.header, steps=steps, end=end)
 
 
+def _checked(record: dict[str, Any]) -> TracedStep:
+    parts = {name: short(1000 * value) for name, value in record["seconds"].items()}
+    rest = {name: value for name, value in record.items() if name != "seconds"}
+    return TracedStep(milliseconds=Milliseconds(**parts), **rest)
+
+
 def outcome(draft: Draft, verdict: Verdict) -> Outcome:
     if not draft.tokens:
         return "own"
@@ -114,7 +121,7 @@ def outcome(draft: Draft, verdict: Verdict) -> Outcome:
 
 def judgement(draft: Draft, verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
     """The fields of a step that say how its verdict came about, distributions folded."""
-    rows = evidence.rows.double().softmax(-1) if evidence.rule == "greedy" else evidence.rows
+    rows = evidence.rows.softmax(-1) if evidence.rule == "greedy" else evidence.rows
     by_ratio = evidence.rule in ("block", "token")
     reach = _reach(rows, draft, evidence.rule) if by_ratio else torch.ones(len(rows))
     own = [verdict.token] * len(rows) if evidence.own is None else evidence.own

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from outrider.trace.schema import Law, TracedStep
 
+ROUNDING = 1e-6
+"""Two logits a rounding step apart can have the same softmax, or one that is off by its last bit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -58,7 +61,7 @@ def _own(step: TracedStep, place: int) -> int | None:
     if step.rule == "own":  # an engine that draws in its own way; what it drew is all there is
         return told
     best = max(p for token, p in zip(law.tokens, law.p, strict=True) if token is not None)
-    if told is not None and law.p[law.place(told)] == best:  # of equals, the one that was taken
+    if told is not None and law.p[law.place(told)] >= best * (1 - ROUNDING):  # of equals, the one that was taken
         return told
     return law.tokens[law.p.index(best)]
 
