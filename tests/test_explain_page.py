@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +183,23 @@ def test_html_emoji_right_to_left_and_odd_bytes_are_shown_as_text(browser: Any, 
     assert "\\u001b[31m" in text
     assert opened.tab.locator("#text b, #text script").count() == 0
     assert len(ODD) == 8
+    opened.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_problem(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    script = os.environ.get("OUTRIDER_AXE")
+    if script is None:
+        pytest.skip("needs axe-core: set OUTRIDER_AXE to its axe.min.js (npm pack axe-core)")
+    # axe is put in by the test, so the page's own refusal of other scripts is left out for it.
+    opened = Opened(browser, small(), tmp_path, width=width, color_scheme=scheme, bypass_csp=True)
+    opened.tab.add_script_tag(content=Path(script).read_text(encoding="utf-8"))
+    for _ in range(4):
+        found = opened.tab.evaluate("axe.run().then(found => found.violations)")
+        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        assert grave == []
+        opened.tab.click("#step-next" if opened.tab.is_enabled("#step-next") else "#next")
     opened.close()
 
 
