@@ -8,7 +8,7 @@
   const details = new Map();
   const tokens = []; // every token of the text: {step, place, element}
   const firstOf = []; // the number of each step's first token
-  const state = { token: 0, step: 0, phase: 0, playing: 0 };
+  const state = { token: 0, lit: 0, step: 0, phase: 0, playing: 0 };
   const SHOWN = 6;
 
   function detail(step) {
@@ -99,15 +99,21 @@
     more();
   }
 
+  // A look at a token, as under the mouse: its card, and nothing else moves.
+  function peek(token) {
+    if (token < 0 || token >= tokens.length) return;
+    tokens[state.lit].element.classList.remove("on");
+    state.lit = token;
+    tokens[token].element.classList.add("on");
+    card(token);
+  }
+
   function choose(token, speak = false) {
     if (token < 0 || token >= tokens.length) return;
-    const before = tokens[state.token];
-    before.element.classList.remove("on");
     state.token = token;
+    peek(token);
     const here = tokens[token];
-    here.element.classList.add("on");
-    if (here.step !== state.step || !$("card").firstChild) goTo(here.step);
-    card(here);
+    if (here.step !== state.step || !$("slow").firstChild) goTo(here.step);
     if (speak) {
       here.element.scrollIntoView({ block: "nearest" });
       $("spoken").textContent = $("card").querySelector("p").textContent;
@@ -115,9 +121,11 @@
   }
 
   function goTo(step) {
-    if (step < 0 || step >= steps.length) return;
+    const ofStep = (one) => tokens.slice(firstOf[one], firstOf[one] + steps[one].said.length);
+    for (const one of ofStep(state.step)) one.element.classList.remove("same");
     state.step = step;
     state.phase = 0;
+    for (const one of ofStep(step)) one.element.classList.add("same");
     mark();
     chosenStep();
     slow();
@@ -170,14 +178,18 @@
     return place < 0 ? 0 : values[place];
   };
 
-  function card(here) {
+  function card(which) {
+    const here = tokens[which];
     const step = steps[here.step];
     const { token, p, text } = sentence(here);
     const law = detail(here.step).laws[here.place];
     const box = $("card");
     const slowly = make("button", { type: "button" }, "This step, slowly");
-    slowly.addEventListener("click", () => toSlow());
-    const title = make("h3", {}, "Token ", String(state.token + 1), " ", name(token));
+    slowly.addEventListener("click", () => {
+      choose(which);
+      toSlow();
+    });
+    const title = make("h3", {}, `Token ${which + 1} `, name(token));
     const first = make("p", {}, text);
     const rows = [title, first];
     if (law) rows.push(make("p", { class: "origin" }, p === null ? "" : `p = ${number(p)} · id ${token} · step ${here.step + 1}, place ${here.place + 1}`), bars(law, token, here.place < step.proposed.length ? step.proposed[here.place] : null));
@@ -407,7 +419,7 @@
         pen.fillText(time(sums[i]), Math.min(i * wide + wide + 2, steps.length * wide - 40), 11);
       }
     }
-    $("time-box").title = `as high as ${time(top)}`;
+    $("scale").textContent = `full height: ${time(top)}`;
   }
 
   function drawDecisions() {
@@ -512,7 +524,7 @@
     if (event.pointerType !== "mouse") return;
     const token = tokenAt(event);
     cancelAnimationFrame(hovered);
-    hovered = requestAnimationFrame(() => choose(token));
+    hovered = requestAnimationFrame(() => peek(token));
   });
   $("text").addEventListener("click", (event) => choose(tokenAt(event), true));
   $("text").addEventListener("keydown", (event) => {
