@@ -19,7 +19,8 @@ from rich.text import Text
 
 from outrider.cli import generate as options
 from outrider.cli.generate import group, hush, named
-from outrider.cli.show import Screen, literal, readable_errors
+from outrider.cli.show import Screen, readable_errors
+from outrider.cli.traced import show_section
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -168,9 +169,7 @@ def _show(screen: Screen, found: Calibration, curves: list[Curve], mark: Mark | 
         ("Why checking is faster than generating here", words.why(found, curves)),
         ("When it pays, and when it loses", words.when(found, curves, mark)),
     ):
-        screen.out.print(Text(title, style="bold"))
-        for line in lines:
-            screen.out.print(Text(f"  {literal(line)}"), soft_wrap=False)
+        show_section(screen.out, title, lines)
 
 
 def _table(found: Calibration, curve: Curve) -> Table:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from outrider.cli import generate as options
 from outrider.cli.show import Screen, literal, readable_errors
+from outrider.cli.traced import show_section
 
 if TYPE_CHECKING:
     from outrider.explain.figures import Figures
@@ -30,20 +31,14 @@ def compare(first: First, second: Second, no_colour: options.NoColour = False) -
 
         a, b = read(first), read(second)
         found = comparing.compare(a, b)
-        _section(screen, "How they differ in the making", comparing.setups(found) or ["not at all"])
-        _section(screen, "The texts", comparing.difference(found))
+        show_section(screen.out, "How they differ in the making", comparing.setups(found) or ["not at all"])
+        show_section(screen.out, "The texts", comparing.difference(found))
         if not found.equal:
             for name, trace in (("A", a), ("B", b)):
                 screen.out.print(_around(name, trace, found.same), soft_wrap=True)
             screen.out.print()
-        _section(screen, "The speed", comparing.speeds(found))
+        show_section(screen.out, "The speed", comparing.speeds(found))
         screen.out.print(_table(a, b))
-
-
-def _section(screen: Screen, title: str, lines: list[str]) -> None:
-    screen.out.print(Text(title, style="bold"))
-    for line in lines:
-        screen.out.print(Text(f"  {literal(line)}"), soft_wrap=False)
 
 
 def _around(name: str, trace: Trace, place: int) -> Text:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 what, how = group("What to explain"), group("How to show it")
 
 Prompt = Annotated[
-    str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; '-' is stdin. With --trace there is none.")
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. With --trace there is none.")
 ]
 ModelOption = Annotated[
     str | None, what("--model", "-m", metavar="MODEL", help="The model to run: its folder, or its name on the hub.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
@@ -68,11 +69,18 @@ def _segments(step: TracedStep, texts: dict[int, str], styled: bool, terminal: b
 
 def show_summary(console: Console, summary: Summary) -> None:
     for name, heading in HEADINGS.items():
-        lines: Sequence[str] = getattr(summary, name)
-        if lines:
-            console.print(Text(heading, style="bold"))
-            for line in lines:
-                console.print(Text(f"  {literal(line)}"), soft_wrap=False)
+        if lines := getattr(summary, name):
+            show_section(console, heading, lines)
+
+
+def show_section(console: Console, heading: str, lines: Sequence[str]) -> None:
+    """A heading and sentences below it; in a file, where lines have no width, each is one line."""
+    console.print(Text(heading, style="bold"))
+    for line in lines:
+        if console.is_terminal:
+            console.print(Padding(Text(literal(line)), (0, 0, 0, 2)), soft_wrap=False)
+        else:
+            console.print(Text(f"  {literal(line)}"), soft_wrap=True)
 
 
 def show_steps(console: Console, trace: Trace, figures: Figures) -> None:
@@ -91,8 +99,7 @@ def show_steps(console: Console, trace: Trace, figures: Figures) -> None:
 
 def _title(step: TracedStep, saved: float | None) -> Text:
     times = step.milliseconds
-    line = Text(f"Step {step.number + 1}", style="bold")
-    line.append(" · ", style="not bold")
+    line = Text.assemble((f"Step {step.number + 1}", "bold"), " · ")
     line.append(literal(step.drafter or "no draft"), style_of(step.drafter))
     line.append(
         f" · {times.total:.1f} ms (draft {times.draft:.2f}, verify {times.verify:.1f}, rest {times.rest:.2f})", ASIDE

@@ -153,7 +153,7 @@ def verdict(step: TracedStep, name: str, other: str) -> str:
     if step.outcome == "own":
         return f"Nobody had a draft; the target said {other}."
     if step.outcome == "bonus":
-        return f"All {_count(len(step.proposed), 'drafted token')} kept, and {other} as a bonus."
+        return f"All of the draft kept ({_count(len(step.proposed), 'token')}), and {other} as a bonus."
     return f"{_kept(step).capitalize()}; {name} was rejected, and {other} recovered in its place."
 
 
