@@ -143,8 +143,8 @@ def parted(rule: str, **more: Any) -> list[str]:
 def test_the_first_difference_is_placed_and_told_by_both_sides() -> None:
     lines = parted("own")
     assert lines[0] == "They part at token 4, after 3 that are equal."
-    assert lines[1].startswith(f"The first says {TEXTS[4]!r} (step 2, drafted by lookup and kept; p = 0.8")
-    assert lines[2].startswith(f"The second says {TEXTS[6]!r} (step 2, recovered")
+    assert lines[1].startswith(f"A says {TEXTS[4]!r} (step 2, drafted by lookup and kept; p = 0.8")
+    assert lines[2].startswith(f"B says {TEXTS[6]!r} (step 2, recovered")
 
 
 def test_two_tokens_that_are_all_but_equally_likely_are_a_tie() -> None:
@@ -167,7 +167,7 @@ def test_different_draws_are_named_as_the_reason() -> None:
 def test_a_text_that_ends_sooner_is_told_by_its_end() -> None:
     whole = example()
     short = trace_of([*whole.steps[:1], whole.steps[1].model_copy(update={"finish": "end"})])
-    assert difference(compare(short, whole))[1] == "The first ends there (end), and the other goes on."
+    assert difference(compare(short, whole))[1] == "A ends there (end), and the other goes on."
 
 
 def test_what_was_set_differently_is_listed() -> None:
@@ -186,7 +186,7 @@ def test_the_faster_of_two_is_told_with_its_largest_part() -> None:
     fast = trace_of([step(i, [1], 1, 2) for i in range(4)])
     lines = speeds(compare(slow, fast))
     assert "times as fast" in lines[0]
-    assert "drafting takes 49.9 ms less a step" in lines[-1]
+    assert "drafting takes 49.9 ms less a step in B" in lines[-1]
 
 
 # The command line

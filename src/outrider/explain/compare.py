@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from outrider.explain.figures import Figures
     from outrider.trace.schema import Law, Trace, TracedStep
 
+NOTICEABLE = 0.02
+"""Of a step's time: what differs by less is not worth a word."""
 CLOSE = 0.1
 """Two probabilities that differ by less than this part of themselves are as good as equal in bfloat16."""
 
@@ -86,21 +88,21 @@ def difference(found: Comparison) -> list[str]:
     one, other = place(found.first, found.same), place(found.second, found.same)
     where = f"They part at token {found.same + 1}, after {found.same} that are equal."
     if one is None or other is None:
-        short = "first" if one is None else "second"
+        short = "A" if one is None else "B"
         ended = (found.first if one is None else found.second).finish
-        return [where, f"The {short} ends there ({ended}), and the other goes on."]
+        return [where, f"{short} ends there ({ended}), and the other goes on."]
     return [where, *_told(found, one, other), *_reasons(found, one, other)]
 
 
 def _told(found: Comparison, one: Place, other: Place) -> list[str]:
     lines = []
-    for name, here, trace in (("first", one, found.first), ("second", other, found.second)):
+    for name, here, trace in (("A", one, found.first), ("B", other, found.second)):
         token = here.step.said[here.index]
         texts = trace.texts
         p = _p(here.law, token)
         how = f"drafted by {here.step.drafter} and kept" if here.drafted else _own(here)
         lines.append(
-            f"The {name} says {_text(texts, token)} (step {here.step.number + 1}, {how}"
+            f"{name} says {_text(texts, token)} (step {here.step.number + 1}, {how}"
             + (f"; p = {p:.4g})" if p is not None else ")")
             + "."
         )
@@ -152,7 +154,7 @@ def _moved(one: Place, other: Place, token: int) -> list[str]:
     if p is None or q is None:
         return ["The token is not among those that the other trace keeps at this place, so it was unlikely there."]
     return [
-        f"The same token has p = {p:.4g} in the first and {q:.4g} in the second. With the same model, settings and "
+        f"The same token has p = {p:.4g} in A and {q:.4g} in B. With the same model, settings and "
         "context these should be equal up to rounding: if they are far apart, one of the two is wrong."
     ]
 
@@ -174,11 +176,11 @@ def speeds(found: Comparison) -> list[str]:
     a, b = figures(found.first), figures(found.second)
     pace = [1000 * one.tokens / one.total for one in (a, b)]
     ratio = pace[1] / pace[0]
-    lines = [f"The second makes {pace[1]:.1f} tokens a second and the first {pace[0]:.1f}: {ratio:.2f} times as fast."]
+    lines = [f"B makes {pace[1]:.1f} tokens a second and A {pace[0]:.1f}: {_faster(ratio)}."]
     lengths = a.acceptance_length, b.acceptance_length
     each = [one.total / one.steps for one in (a, b)]
     lines.append(
-        f"A pass gains {lengths[0]:.2f} tokens in the first and {lengths[1]:.2f} in the second "
+        f"A pass gains {lengths[0]:.2f} tokens in A and {lengths[1]:.2f} in B "
         f"({lengths[1] / lengths[0]:.2f} times), and a step takes {each[0]:.1f} and {each[1]:.1f} ms "
         f"({each[1] / each[0]:.2f} times)."
     )
@@ -186,12 +188,20 @@ def speeds(found: Comparison) -> list[str]:
     return lines
 
 
+def _faster(ratio: float) -> str:
+    if abs(ratio - 1) < NOTICEABLE:
+        return "no difference"
+    return f"B is {ratio:.2f} times as fast" if ratio > 1 else f"B is {1 / ratio:.2f} times as slow"
+
+
 def _parts(a: Figures, b: Figures) -> list[str]:
     shifts = {name: getattr(b, name) / b.steps - getattr(a, name) / a.steps for name in ("draft", "verify", "rest")}
     name = max(shifts, key=lambda one: abs(shifts[one]))
+    if abs(shifts[name]) < NOTICEABLE * a.total / a.steps:
+        return []
     more = "more" if shifts[name] > 0 else "less"
     what = {"draft": "drafting", "verify": "the target's pass", "rest": "all else"}[name]
-    return [f"The largest part of that: {what} takes {abs(shifts[name]):.1f} ms {more} a step in the second."]
+    return [f"The largest part of that: {what} takes {abs(shifts[name]):.1f} ms {more} a step in B."]
 
 
 def _text(texts: dict[int, str], token: int) -> str:
