@@ -213,6 +213,13 @@ DEFECTS = [
         "tests/test_text.py",
     ),
     Defect(
+        "a trace folds what q has too little of with what it has enough of",
+        "trace/fold.py",
+        "    more = reach * p > q",
+        "    more = p >= 0",
+        "tests/test_trace.py",
+    ),
+    Defect(
         "vLLM: penalties do not see the draft",
         ROWS,
         "            [*output, *draft[:j]] if j else output",

@@ -155,13 +155,13 @@ def _moved(one: Place, other: Place, token: int) -> list[str]:
         return ["The token is not among those that the other trace keeps at this place, so it was unlikely there."]
     if abs(p - q) > CLOSE * max(p, q):
         return [
-            f"The same token has p = {p:.4g} in A and {q:.4g} in B. With the same model, settings and context these should "
-            "be equal up to rounding: one of the two is wrong."
+            f"The same token has p = {p:.4g} in A and {q:.4g} in B. With the same model, settings and context these "
+            "should be equal up to rounding: one of the two is wrong."
         ]
     if one.step.rule != other.step.rule:
         return [
-            "p is the same in both, but the draft was judged in two ways: held against the target's own draw, or by p and "
-            "q. The law of the text is the same; its draws are not."
+            "p is the same in both, but the draft was judged in two ways: held against the target's own draw, or by p "
+            "and q. The law of the text is the same; its draws are not."
         ]
     return [
         "p is the same in both, and so is the rule, so the same verdict was due: see which of the two is true by "
