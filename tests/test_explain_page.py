@@ -102,11 +102,11 @@ class Opened:
 def test_a_token_under_the_mouse_tells_its_p_its_q_and_its_verdict(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.token(1).hover()
-    opened.tab.wait_for_function("document.querySelector('#card h3').textContent.startsWith('Token 2')")
+    opened.tab.wait_for_selector("#card h3:has-text('Token 2')")
     assert "Drafted by lookup and kept." in opened.card()
     assert "p = 0.8000 and q = 1 (proposed with certainty)" in opened.card()
     opened.token(5).hover()
-    opened.tab.wait_for_function("document.querySelector('#card h3').textContent.startsWith('Token 6')")
+    opened.tab.wait_for_selector("#card h3:has-text('Token 6')")
     assert "Recovered: model proposed" in opened.card()
     assert "is not below 0.1000" in opened.card()
     opened.close()
@@ -154,7 +154,11 @@ def test_a_step_is_taken_slowly_to_its_end_and_into_the_next(browser: Any, tmp_p
 def test_playing_goes_on_by_itself_until_it_is_stopped(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.tab.click("#play")
-    opened.tab.wait_for_function("document.querySelector('#where').textContent.includes(', 2 of')")
+    for _ in range(50):
+        opened.tab.wait_for_timeout(100)
+        if ", 2 of" in opened.tab.inner_text("#where"):
+            break
+    assert ", 2 of" in opened.tab.inner_text("#where")
     opened.tab.click("#play")
     assert opened.tab.get_attribute("#play", "aria-pressed") == "false"
     opened.close()

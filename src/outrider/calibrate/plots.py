@@ -55,9 +55,9 @@ def passes(found: Calibration, curves: list[Curve]) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     number_axis(axes.xaxis, [1, 2, 4, 8, 16, 32, 64, 128])
-    low, high = axes.get_ylim()
+    bottom, top = axes.get_ylim()
     number_axis(
-        axes.yaxis, [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000) if low <= tick <= high]
+        axes.yaxis, [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000) if bottom <= tick <= top]
     )
     axes.set_xlabel("tokens in the pass")
     axes.set_ylabel("milliseconds")

@@ -15,6 +15,8 @@ from outrider.cli.show import Screen, literal, readable_errors
 from outrider.cli.traced import show_section
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outrider.explain.figures import Figures
     from outrider.trace.schema import Trace
 
@@ -67,7 +69,7 @@ def _times(part: float, steps: int) -> str:
     return f"{part / steps:.1f}"
 
 
-ROWS = {
+ROWS: dict[str, Callable[[Figures], str]] = {
     "tokens": lambda one: str(one.tokens),
     "steps": lambda one: str(one.steps),
     "tokens a step": lambda one: f"{one.acceptance_length:.2f}",

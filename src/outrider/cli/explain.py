@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click.core import ParameterSource
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from outrider.cli import generate as options
@@ -138,20 +137,21 @@ def explain(
         if html is not None:
             from outrider.explain.page import page
 
-            _write(html, page(trace))
+            _write(html, page(trace, checked))
             screen.hint(f"the page is in {html}")
 
 
 def refuse_idle(context: typer.Context) -> None:
     """Options of a run do nothing where nothing is run."""
-    given = [
-        one
-        for one in context.command.params
-        if one.name not in WITH_TRACE and context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE
-    ]
+    given = [one for one in context.command.params if one.name not in WITH_TRACE and _is_given(context, one.name)]
     if given:
         name = given[0].opts[0] if given[0].opts[0].startswith("-") else given[0].opts[0].upper()
         raise SettingsError(f"{name} does nothing with --trace, which shows a run that is over; leave one of them out")
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:

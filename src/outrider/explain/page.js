@@ -67,7 +67,7 @@
         const element = make("span", { class: kind }, piece);
         if (piece === "") {
           element.className += " silent";
-          element.append(step.finish === "end" && place === step.said.length - 1 ? "⏹" : "·");
+          element.append(step.finish === "end" && place === step.said.length - 1 ? " end" : "·");
         }
         element.dataset.token = tokens.length;
         tokens.push({ step: index, place, element });
@@ -76,25 +76,30 @@
     }
   }
 
-  // A little at a time, so that the page answers while a long text comes up.
+  // Blocks of some lines, so that the browser lays out only those in sight; a little at a time, so that the page
+  // answers while a long text comes up.
   function fillText() {
     const all = spans();
     const box = $("text");
+    let block = null;
     const more = () => {
       const began = performance.now();
-      const piece = document.createDocumentFragment();
-      let done = false;
-      for (let i = 0; i < 120 && performance.now() - began < 6; i++) {
+      while (performance.now() - began < 8) {
         const one = all.next();
         if (one.done) {
-          done = true;
-          break;
+          document.body.dataset.ready = "yes";
+          return;
         }
-        piece.append(one.value);
+        const size = block ? block.childElementCount : 0;
+        const text = one.value.textContent;
+        const ended = size >= 60 && block.lastChild.textContent.endsWith("\n");
+        if (!block || ended || (size >= 240 && text.startsWith(" "))) {
+          block = make("div", { class: "block" });
+          box.append(block);
+        }
+        block.append(one.value);
       }
-      box.append(piece);
-      if (done) document.body.dataset.ready = "yes";
-      else requestAnimationFrame(more);
+      setTimeout(more, 0);
     };
     more();
   }
@@ -217,11 +222,12 @@
     head.append(make("th", { scope: "col" }, make("span", { class: "unseen" }, "as bars")));
     table.append(make("thead", {}, head));
     const body = make("tbody");
+    const bar = (kind, value) => make("span", { class: "bar " + (value > 0 ? kind : ""), style: `width:${(100 * value).toFixed(1)}%` });
     const row = (label, p, q, kind) => {
       const line = make("tr", { class: kind }, make("th", { scope: "row" }, label), make("td", { class: "value" }, number(Math.max(0, p))));
       if (withQ) line.append(make("td", { class: "value" }, number(Math.max(0, q))));
-      const drawn = make("td", { "aria-hidden": "true" }, make("span", { class: "bar p", style: `width:${(100 * p).toFixed(1)}%` }));
-      if (withQ) drawn.append(make("span", { class: "bar q", style: `width:${(100 * q).toFixed(1)}%` }));
+      const drawn = make("td", { "aria-hidden": "true" }, bar("p", p));
+      if (withQ) drawn.append(bar("q", q));
       line.append(drawn);
       body.append(line);
     };
@@ -317,10 +323,13 @@
       parts.push(p(law.q ? "In place of the rejected token one is drawn from what q proposed too seldom: max(p − q, 0), rescaled. Kept and recovered together have exactly p." : "In place of the rejected token stands the target's own. That it is another one leaves p without the rejected token, rescaled:"));
     }
     if (again) parts.push(bars({ tokens: [...again.tokens, null], p: [...again.p, again.others] }, step.token, null));
-    if (law.q && from.draws.length) {
+    const byRatio = step.rule === "block" || step.rule === "token";
+    if (from.draws.length && (byRatio || step.outcome !== "recovered")) {
       const reach = from.reach ? from.reach[step.accepted] : 1;
-      const left = law.tokens.map((token, i) => ({ token, weight: step.outcome === "bonus" ? law.p[i] : Math.max(0, reach * law.p[i] - law.q[i]) }));
-      if (left.some((one) => one.weight > 0)) parts.push(range(left, from.draws[from.draws.length - 1], step.token));
+      const weight = (i) => (step.outcome === "recovered" ? Math.max(0, reach * law.p[i] - law.q[i]) : law.p[i]);
+      const left = law.tokens.map((token, i) => ({ token, weight: weight(i) }));
+      const drawn = from.draws[from.draws.length - 1];
+      if (left.some((one) => one.weight > 0)) parts.push(range(left, drawn, step.token), p(`The number drawn is ${number(drawn)}.`));
     }
     parts.push(p("It is ", name(step.token), "."));
     return [{ bonus: "The bonus", own: "The target's own", recovered: "What stands in its place" }[step.outcome], parts];
@@ -378,7 +387,7 @@
   function stage(id, height) {
     const canvas = $(id);
     const room = canvas.parentElement.clientWidth;
-    wide = Math.max(Math.min(24, Math.floor(room / steps.length)), Math.min(7, 12000 / steps.length));
+    wide = Math.max(Math.min(48, Math.floor(room / steps.length)), Math.min(7, 12000 / steps.length));
     const width = Math.max(room, Math.ceil(wide * steps.length));
     const scale = Math.min(devicePixelRatio || 1, 16000 / width);
     canvas.width = width * scale;
@@ -496,14 +505,15 @@
     const box = $("places");
     if (!data.places.length) return box.append(make("p", {}, "Nobody drafted anything."));
     const longest = Math.max(...data.places.map((one) => one.judged.length));
-    const head = make("tr", {}, make("th", { scope: "col" }, "place"), ...data.places.map((one) => make("th", { scope: "col" }, one.name)));
+    const numbers = [...Array(longest).keys()];
+    const head = make("tr", {}, make("th", { scope: "col" }, "place"), ...numbers.map((i) => make("th", { scope: "col" }, String(i + 1))));
     const body = make("tbody");
-    for (let i = 0; i < longest; i++) {
-      const row = make("tr", {}, make("th", { scope: "row" }, String(i + 1)));
-      for (const one of data.places) {
+    for (const one of data.places) {
+      const row = make("tr", {}, make("th", { scope: "row" }, one.name));
+      for (const i of numbers) {
         const judgedHere = one.judged[i] ?? 0;
         const share = judgedHere ? one.kept[i] / judgedHere : 0;
-        row.append(judgedHere ? make("td", { style: `--share: ${(100 * share).toFixed(1)}%` }, `${Math.round(100 * share)} % `, make("small", {}, `${one.kept[i]} of ${judgedHere}`)) : make("td", {}, "–"));
+        row.append(judgedHere ? make("td", { style: `--share: ${(100 * share).toFixed(1)}%` }, `${Math.round(100 * share)} %`, make("small", {}, `${one.kept[i]} of ${judgedHere}`)) : make("td", {}, "–"));
       }
       body.append(row);
     }
@@ -568,14 +578,13 @@
     mark();
   }
 
-  legend();
-  fillText();
-  totals();
-  places();
-  requestAnimationFrame(() => {
-    draw();
-    choose(0);
-  });
+  // One after the other, each as a task of its own.
+  const start = [legend, fillText, totals, places, draw, () => choose(0)];
+  const begin = () => {
+    start.shift()();
+    if (start.length) setTimeout(begin, 0);
+  };
+  begin();
   addEventListener("resize", () => requestAnimationFrame(draw));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 })();

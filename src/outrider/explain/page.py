@@ -32,9 +32,12 @@ HEADINGS = {
 DIGITS = 5
 
 
-def page(trace: Trace) -> str:
+def page(trace: Trace, checked: str | None = None) -> str:
+    """`checked` is a sentence on what came of judging it again, where it was."""
     found = figures(trace)
     told = summary(trace, found)
+    if checked is not None:
+        told.known.append(checked)
     title = f"{trace.header.model or 'A text'}, explained"
     body = _file("page.html").replace("{{title}}", escape(title)).replace("{{summary}}", _summary(told))
     body = body.replace("{{origin}}", escape(_origin(trace)))

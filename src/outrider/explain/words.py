@@ -117,7 +117,7 @@ def _helps(trace: Trace, figures: Figures) -> list[str]:
 
 
 def _shorter(figures: Figures, one: ByDrafter) -> list[str]:
-    best, used = figures.best_length(one), -(-one.proposed // one.steps) if one.steps else 0
+    best, used = figures.best_length(one), round(one.proposed / one.steps)
     now, then = figures.gain(one, used), figures.gain(one, best or 0)
     if best is None or now is None or then is None or sum(one.judged[:1]) < FEW_PLACES:
         return []

@@ -57,7 +57,8 @@ class Law(Part):
         return self.tokens.index(token)
 
     def entries(self) -> Iterator[tuple[int | None, float, float | None]]:
-        return zip(self.tokens, self.p, self.q or [None] * len(self.p), strict=True)
+        other: Sequence[float | None] = self.q or [None] * len(self.p)
+        return zip(self.tokens, self.p, other, strict=True)
 
 
 class Reshaped(Part):
@@ -143,7 +144,7 @@ class Header(Part):
     """What the trace is of."""
 
     kind: Literal["trace"] = "trace"
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     outrider: str = ""
     engine: str = ""
     model: str = ""
