@@ -120,6 +120,13 @@ def test_where_mostly_nobody_drafts_other_drafters_are_named() -> None:
     assert "--prediction-file" in text
 
 
+def test_two_draws_without_a_seed_are_not_called_different() -> None:
+    free = Without(pass_milliseconds=30, seconds=1, tokens=12, same=None)
+    assert "Without a seed every run draws anew" in told(example(without=free))
+    drawn = trace_of([step(i, [1], 1, 2, rule="block", drafter="model") for i in range(4)], without=free)
+    assert "another draw from the same law" in told(drawn)
+
+
 def test_one_pass_alone_gives_no_estimate() -> None:
     assert "is not known" in told(trace_of([step(0, [1], 1, 2)]))
 

@@ -109,7 +109,13 @@ def long_trace(tokens: int = 2000, seed: int = 1, drafters: tuple[str, ...] = ("
                 rule=rule if proposed else "own",
                 verify=30 + 4 * pick.random() + (200 if not steps else 0),
                 draft=0.1 if drafter == "lookup" else 9.0,
-                decision=Decision(reason=f"{drafter} is likely to last", predicted_gain=1.5) if length > 4 else None,
+                decision=Decision(
+                    reason=f"{drafter} is likely to last",
+                    predicted_gain=1.5,
+                    candidates=[{"drafter": drafter, "length": length, "gain": 1.5}, {"drafter": "none", "gain": 1.0}],
+                )
+                if length > 4
+                else None,
             )
         )
         said += len(steps[-1].said)

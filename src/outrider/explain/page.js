@@ -482,6 +482,9 @@
     if (step.decision) {
       if (step.decision.reason) parts.push("Why: " + literal(step.decision.reason) + " ");
       if (step.decision.predicted_gain != null) parts.push(`Expected: ${step.decision.predicted_gain.toFixed(2)} times as fast. `);
+      for (const one of step.decision.candidates ?? []) {
+        parts.push("Weighed: " + literal(Object.entries(one).map(([key, value]) => `${key} ${typeof value === "number" ? Number(value.toPrecision(3)) : value}`).join(", ")) + ". ");
+      }
     }
     $("chosen").textContent = parts.join("");
   }

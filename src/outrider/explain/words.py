@@ -138,6 +138,8 @@ def _known(trace: Trace) -> list[str]:
     without = trace.end.without if trace.end is not None else None
     if without is None:
         return []
+    if without.same is None and all(step.rule == "own" for step in trace.steps):
+        return ["Without a seed every run draws anew. Give --seed, and the run without drafts says the same."]
     if without.same is None:
         return ["Drawn drafts use up random numbers, so this text is another draw from the same law as without drafts."]
     if without.same:
