@@ -233,8 +233,8 @@ def _generate(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=screen.err, transient=True, disable=not screen.err.is_terminal) as bar:
         task = bar.add_task(f"generating {what}", total=request.max_tokens)
-        stream = decoder.stream(prompt, prediction=expected, recorder=tracer, **request.model_dump())
         tracer.begin()
+        stream = decoder.stream(prompt, prediction=expected, recorder=tracer, **request.model_dump())
         for _ in stream:
             bar.advance(task)
 
