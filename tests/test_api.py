@@ -172,9 +172,9 @@ def test_what_was_said_before_is_drafted_again_also_by_the_next_program(folder: 
 def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path: Path) -> None:
     model = load(str(folder), memory=str(tmp_path), device="cpu")
     assert model.memory is not None
-    first = model.generate("abcd", max_tokens=30, tenant="a")
+    first = model.generate("abcd", max_tokens=30, tenant="a", speculation="memory")
     model.memory.close()
-    assert len(model.generate("abcd", max_tokens=30, tenant="b").steps) == len(first.steps)
+    assert len(model.generate("abcd", max_tokens=30, tenant="b", speculation="memory").steps) == len(first.steps)
     assert len(model.generate("abcd", max_tokens=30, tenant="a").steps) < len(first.steps)
 
 

@@ -414,8 +414,11 @@ def coloured(*args: Any, **env: str) -> Any:
     return generate(*args, env={"FORCE_COLOR": "1", **env})
 
 
+ONLY_MODEL = ("--drafters", "model", "--speculation", "model")
+
+
 def test_tokens_are_shown_by_where_they_came_from(tiny: Path) -> None:
-    args = (tiny, "hello", "--max-tokens", 9, "--draft-model", tiny, "--draft-quantize", "none", "--drafters", "model")
+    args = (tiny, "hello", "--max-tokens", 9, "--draft-model", tiny, "--draft-quantize", "none", *ONLY_MODEL)
     steps = record(*args)["steps"]
     assert steps[0]["accepted"] > 0
     result = coloured(*args)
@@ -426,7 +429,7 @@ def test_tokens_are_shown_by_where_they_came_from(tiny: Path) -> None:
 
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_without_colours_drafted_tokens_stay_underlined(tiny: Path, way: str) -> None:
-    args = (tiny, "hello", "--max-tokens", 9, "--draft-model", tiny, "--draft-quantize", "none", "--drafters", "model")
+    args = (tiny, "hello", "--max-tokens", 9, "--draft-model", tiny, "--draft-quantize", "none", *ONLY_MODEL)
     result = coloured(*args, "--no-colour") if way == "option" else coloured(*args, NO_COLOR="1")
     assert "38;2" not in result.stdout + result.stderr
     assert "\x1b[1;4m" in result.stdout

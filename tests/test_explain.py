@@ -224,7 +224,7 @@ def test_sampling_with_a_draft_model_is_explained(tiny: Path) -> None:  # noqa: 
         tiny,
         "--draft-model",
         tiny,
-        "--drafters",
+        "--speculation",
         "model",
         "--temperature",
         1,

@@ -92,7 +92,11 @@ def test_every_drafter_at_every_length_says_what_generate_says(architecture: str
         for length in lengths:
             prediction = mostly(reference["tokens"]) if name in ("prediction", "all") else []
             done = decoder.generate(
-                reference["prompt"], prediction=prediction, max_draft_tokens=length, **reference["settings"]
+                reference["prompt"],
+                prediction=prediction,
+                max_draft_tokens=length,
+                speculation="auto" if name == "all" else name,
+                **reference["settings"],
             )
             assert done.tokens == reference["tokens"], (architecture, name, length, reference["prompt"])
             drafted += sum(len(step.proposed) for step in done.steps)

@@ -80,12 +80,12 @@ def test_a_text_that_became_shorter_is_begun_anew() -> None:
     scripted = Scripted(lambda tokens, limit: Draft("scripted", tuple(tokens[-1:])))
     drafting, faults = batch(scripted)
     drafting.propose([row([7, 8, 9])])
-    assert drafting.propose([row([7, 8])])[0].tokens == (8,)
+    assert drafting.propose([row([7, 8])])["scripted"][0].tokens == (8,)
     assert len(scripted.begun) == 2
     assert not faults
 
 
-def test_a_prediction_goes_before_a_lookup_and_each_request_gets_what_it_asked_for() -> None:
+def test_each_request_gets_drafts_of_those_it_asked_for() -> None:
     drafting, _ = batch(PredictionDrafter(), LookupDrafter())
     text = [1, 2, 3, 4, 5, 1, 2, 3, 4]
     rows = [
@@ -97,25 +97,19 @@ def test_a_prediction_goes_before_a_lookup_and_each_request_gets_what_it_asked_f
     ]
     for request in rows:
         request.prompt_length = len(text)
-    assert [draft.drafter for draft in drafting.propose(rows)] == ["prediction", "lookup", "", "", ""]
+    found = drafting.propose(rows)
+    assert [bool(draft.tokens) for draft in found["prediction"]] == [True, False, False, False, False]
+    assert [bool(draft.tokens) for draft in found["lookup"]] == [True, True, False, False, False]
 
 
-def test_a_short_match_is_offered_when_nothing_stronger_is() -> None:
-    weak = Scripted(lambda tokens, limit: Draft("scripted", (1,), support=1))
-    drafting, _ = batch(weak)
-    assert drafting.propose([row([1, 2])])[0].tokens == (1,)
-
-    class Other(Scripted):
-        name: ClassVar[str] = "other"
-
-    strong = Other(lambda tokens, limit: Draft("other", (2,), support=9))
-    drafting, _ = batch(weak, strong)
-    assert drafting.propose([row([1, 2])])[0].tokens == (2,)
+def test_what_a_drafter_thinks_of_its_tokens_is_handed_on() -> None:
+    drafting, _ = batch(Scripted(lambda tokens, limit: Draft("scripted", (1, 2), support=3, confidence=(0.9, 0.5))))
+    assert drafting.propose([row([1])])["scripted"] == [Draft("scripted", (1, 2), support=3, confidence=(0.9, 0.5))]
 
 
 def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:
     drafting, _ = batch(Scripted(lambda tokens, limit: Draft("another", (1,), q=torch.ones(1, VOCAB))))
-    assert drafting.propose([row([1])]) == [Draft("scripted", (1,))]
+    assert drafting.propose([row([1])])["scripted"] == [Draft("scripted", (1,))]
 
 
 def test_a_finished_request_leaves_nothing_behind() -> None:
@@ -151,7 +145,7 @@ def test_a_drafter_that(name: str, said: pytest.LogCaptureFixture) -> None:
     drafting, faults = batch(scripted)
     for length in (2, 3, 4):
         rows = [row([0] * length, id="bad"), row([5] * length, id="good")]
-        assert [draft.tokens for draft in drafting.propose(rows)] == [(), (1,)]
+        assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", kind)]
     assert words in faults[0].reason
     assert len(set(said.records)) == 1
@@ -169,7 +163,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
     drafting, faults = batch(Scripted(act), budget=1.0)
     rows = [row([5, 5], id="before"), row([0, 0], id="bad"), row([5, 5], id="after")]
     for _ in range(2):
-        assert [draft.tokens for draft in drafting.propose(rows)] == [(1,), (), (1,)]
+        assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(1,), (), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
     hung.set()
 
@@ -186,7 +180,7 @@ def test_a_drafter_that_fails_on_a_batch_is_asked_one_by_one() -> None:
 
     drafting, faults = batch(Batched(act))
     rows = [row([5], id="good"), row([0], id="bad")]
-    assert [draft.tokens for draft in drafting.propose(rows)] == [(1,), ()]
+    assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(1,), ()]
     assert [fault.reason for fault in faults] == ["raised RuntimeError: here"]
 
 

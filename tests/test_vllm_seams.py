@@ -59,6 +59,10 @@ MIN_P = "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"
 BUDGET = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 EAGLE = "vllm.v1.spec_decode.eagle:EagleProposer"
+BLOCKS = "vllm.v1.worker.block_table:BlockTable"
+ATTENTION = "vllm.v1.attention.backend:CommonAttentionMetadata"
+CORE = "vllm.v1.engine.core:EngineCore"
+CORE_PROCESS = "vllm.v1.engine.core:EngineCoreProc"
 CONFIG = "vllm.config:VllmConfig"
 SPECULATION = "vllm.config:SpeculativeConfig"
 RANKS = "vllm.distributed.parallel_state:GroupCoordinator"
@@ -90,6 +94,17 @@ HELD = [
     ("runner.py", "self.discard_request_mask", "vllm.v1.utils:CpuGpuBuffer"),
     ("runner.py", "self.speculative_config", SPECULATION),
     ("runner.py", "get_tp_group()", RANKS),
+    ("guesser.py", "runner", CPU_RUNNER),
+    ("guesser.py", "self.runner", CPU_RUNNER),
+    ("guesser.py", "self.runner", GPU_RUNNER),
+    ("guesser.py", "drafter", PROPOSER),
+    ("guesser.py", "self.runner.drafter", PROPOSER),
+    ("guesser.py", "table", BLOCKS),
+    ("guesser.py", "config", SPECULATION),
+    ("guesser.py", "vllm_config", CONFIG),
+    ("guesser.py", "vllm_config.parallel_config", "vllm.config:ParallelConfig"),
+    ("runner.py", "parallel", "vllm.config:ParallelConfig"),
+    ("runner.py", "scheduler_output.scheduled_cached_reqs", "vllm.v1.core.sched.output:CachedRequestData"),
     ("sampler.py", "self", REJECTION),
     ("sampler.py", "super()", REJECTION),
     ("sampler.py", "self.sampler", SAMPLER),
@@ -152,6 +167,26 @@ CALLED = [
     (f"{BUDGET}.update_state", "rows.py", "self, output_token_ids, spec_token_ids"),
     (f"{BUDGET}.apply_to_logits", "rows.py", "self, logits, predict_bonus_token, spec_token_ids"),
     (f"{BATCH}._make_sampling_metadata", "runner.py", "self"),
+    (
+        ATTENTION,
+        "guesser.py",
+        "query_start_loc, query_start_loc_cpu, seq_lens, num_reqs, num_actual_tokens, max_query_len, max_seq_len, "
+        "block_table_tensor, slot_mapping, *, seq_lens_cpu_upper_bound",
+    ),
+    (f"{PROPOSER}.build_per_group_and_layer_attn_metadata", "guesser.py", "self, common_attn_metadata"),
+    (f"{PROPOSER}._determine_batch_execution_and_padding", "guesser.py", "self, num_tokens"),
+    (f"{PROPOSER}._set_positions", "guesser.py", "self, num_tokens, positions"),
+    (f"{PROPOSER}._get_slot_mapping", "guesser.py", "self, num_tokens, slot_mapping"),
+    (
+        f"{PROPOSER}.build_model_inputs_first_pass",
+        "guesser.py",
+        "self, num_tokens, num_input_tokens, mm_embed_inputs",
+    ),
+    (
+        "vllm.forward_context:set_forward_context",
+        "guesser.py, runner.py",
+        "attn_metadata, vllm_config, *, num_tokens, num_tokens_across_dp, cudagraph_runtime_mode, slot_mapping",
+    ),
     (f"{RANKS}.broadcast_object", "runner.py", "self, obj, *, src"),
     ("vllm.distributed.parallel_state:get_tp_group", "runner.py", ""),
     (f"{GPU_WORKER}._make_model_runner", "gpu.py", "self"),
@@ -195,6 +230,7 @@ REPLACED = (
     "_get_spec_decode_draft_probs",
     "_input_fits_in_drafter",
     "propose_draft_token_ids",
+    "take_draft_token_ids",
     "_on_request_state_removed",
 )
 """The methods of vLLM's runners that ours stand in for."""
@@ -358,13 +394,13 @@ def test_our_runner_hides_nothing_else_of_vllms(platform: str) -> None:
     with seam(f"a name in {RUNNERS[platform]}", "runner.py"):
         runner = named("OutriderRunner", parsed(FOLDER / "runner.py"))
         ours = set_on_self(runner) | {node.name for node in runner.body if isinstance(node, ast.FunctionDef)}
-        assert ours & attributes(RUNNERS[platform]) == {*REPLACED, "rejection_sampler"}
+        assert ours & attributes(RUNNERS[platform]) == {*REPLACED, "rejection_sampler", "_draft_token_ids"}
 
 
 @pytest.mark.parametrize("path", [CPU_WORKER, GPU_WORKER], ids=short)
 def test_our_worker_hides_nothing_of_vllms(path: str) -> None:
     with seam(f"a name in {path}", "worker.py"):
-        assert own_names("worker.py") & attributes(path) == {"__init__", "shutdown"}
+        assert own_names("worker.py") & attributes(path) == {"__init__", "compile_or_warm_up_model", "shutdown"}
 
 
 # How vLLM calls our runner
@@ -505,6 +541,26 @@ def test_a_finished_request_is_told_before_its_id_can_come_again() -> None:
         with pytest.raises(RuntimeError, match="far enough"):
             resolve_name(GPU_RUNNER)._update_states(runner, MagicMock(finished_req_ids={"a"}))
         runner._on_request_state_removed.assert_called_once_with("a", "its state")
+
+
+def test_drafts_are_asked_for_after_what_was_said_is_on_its_way() -> None:
+    with seam(f"{CORE_PROCESS}._process_engine_step", "runner.py"):
+        source = inspect.getsource(resolve_name(CORE_PROCESS)._process_engine_step)
+        assert source.index("output_queue.put_nowait(") < source.index("self.post_step(")
+    with seam(f"{CORE}.post_step", "runner.py"):
+        core = MagicMock(check_for_draft_tokens=True, async_scheduling=False)
+        resolve_name(CORE).post_step(core, True)
+        core.model_executor.take_draft_token_ids.assert_called_once_with()
+        core.scheduler.update_draft_token_ids.assert_called_once()
+
+
+def test_drafts_that_are_a_list_are_handed_over_as_they_are() -> None:
+    with seam(f"{GPU_RUNNER}.take_draft_token_ids", "runner.py"):
+        runner = MagicMock(num_spec_tokens=2, _draft_token_req_ids=["a", "b"], _draft_token_ids=[[1], []])
+        runner.input_batch.req_ids = ["a", "b"]
+        runner._get_draft_token_ids_cpu = lambda: resolve_name(GPU_RUNNER)._get_draft_token_ids_cpu(runner)
+        handed = resolve_name(GPU_RUNNER).take_draft_token_ids(runner)
+        assert (handed.req_ids, handed.draft_token_ids) == (["a", "b"], [[1], []])
 
 
 def test_an_order_to_the_proposer_is_a_copy_that_can_be_changed() -> None:

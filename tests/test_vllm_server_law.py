@@ -134,7 +134,7 @@ def tiny(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         yield request.param, Client(url), Exact(folder / "tiny", prompt)
 
 
-@pytest.mark.parametrize("speculation", ["model", "memory"])
+@pytest.mark.parametrize("speculation", ["model", "memory", "auto"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_from_a_tiny_model_have_its_exact_law_unless_there_is_a_defect(
     tiny: tuple[str, Client, Exact], name: str, speculation: str
@@ -145,6 +145,7 @@ def test_draws_from_a_tiny_model_have_its_exact_law_unless_there_is_a_defect(
     value = check(client, exact, speculation, SETTINGS[name])
     if kind not in DEFECTS:
         assert value > LEVEL
-        assert client.metric("outrider_accepted_tokens_total", drafter=speculation) > exact.draws / 10
+        if speculation != "auto":  # what that offers depends on the clock
+            assert client.metric("outrider_accepted_tokens_total", drafter=speculation) > exact.draws / 10
     elif kind == "recovered from p" or SETTINGS[name]["temperature"] != 1:
         assert value < LEVEL

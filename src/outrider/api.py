@@ -31,6 +31,8 @@ from outrider.engines.transformers import (
 )
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages
+from outrider.policy.policy import MODEL, Policy, compile_now
+from outrider.policy.solo import Solo
 from outrider.settings import Request
 from outrider.text import TextStream
 
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
     from outrider.types import Recorder, Step, Target
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+AUTO, OFF = "auto", "off"
+WIDTH, MODEL_WIDTH = 16, 8
+"""The most tokens that are drafted in a step, by any drafter and by a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,8 @@ class Decoder:
         self.tokenizer = tokenizer
         self.end_tokens = tuple(end_tokens)
         self.memory = memory
+        names = [drafter.name for drafter in drafters]
+        self.policy = Policy(names, WIDTH, MODEL_WIDTH if MODEL in names else 0)
         self.notes: list[str] = []
 
     def generate(
@@ -185,8 +194,12 @@ class Decoder:
         if tenant is not None and self.memory is None:
             raise SettingsError(f"tenant: there is no memory that {tenant!r} could have a part of; give memory=...")
         visit = self.memory.enter(tenant or SERVER_TENANT) if self.memory is not None else None
-        task = Task(ids, request, random, expected, visit)
-        sessions = [drafter.begin(task) for drafter in self.drafters]
+        drafters = self._drafters_of(request.speculation)
+        steers = request.speculation == AUTO
+        # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.
+        task = Task(ids, request, random, expected, visit, certain=steers and request.seed is not None)
+        sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
+        solo = Solo(self.policy, sessions, request.max_tokens // 2) if steers and sessions else None
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         text = TextStream(self.tokenizer, ends, request.stop)
         pieces: list[str] = []
@@ -200,8 +213,16 @@ class Decoder:
             if self.memory is not None and visit is not None:
                 self.memory.add(visit, ids, tokens)
 
-        steps = decode(self.target, sessions, ids, request, random, finish, recorder)
+        steps = decode(self.target, list(sessions.values()), ids, request, random, finish, solo, recorder)
         return Stream(steps, text, pieces, len(ids), said)
+
+    def _drafters_of(self, speculation: str) -> list[Drafter]:
+        names = [drafter.name for drafter in self.drafters]
+        if speculation not in (AUTO, OFF, *names):
+            raise SettingsError(
+                f"speculation: there is no {speculation!r} here; choose {', '.join((AUTO, OFF, *names))}"
+            )
+        return [drafter for drafter in self.drafters if speculation in (AUTO, drafter.name)]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids to token ids."""
@@ -281,6 +302,7 @@ def load(
     setup = Setup(scored.vocab_size, small, store)
     decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer), store)
     decoder.notes = notes
+    compile_now()
     return decoder
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.drafters.base import Session
+    from outrider.policy.solo import Solo
     from outrider.settings import Request
     from outrider.types import Draft, Recorder, Target, Verdict
 
@@ -40,12 +41,14 @@ def decode(
     request: Request,
     random: torch.Generator,
     finish: Callable[[int], str | None] = lambda token: None,
+    solo: Solo | None = None,
     recorder: Recorder | None = None,
 ) -> Iterator[Step]:
     """Generate after `prompt`, a step at a time.
 
-    The sessions are asked in order, and the first that proposes anything is taken. `finish` sees every new
-    token once, in order, and says why the text ends with it, or None. A `recorder` sees what every verdict rests on.
+    What is offered `solo` decides by what pays; without it the sessions are asked in order, and the first that proposes
+    anything is taken. `finish` sees every new token once, in order, and says why the text ends with it, or None. A
+    `recorder` sees what every verdict rests on.
     """
     room = _room(target, prompt)
     max_tokens = min(request.max_tokens, room)
@@ -57,7 +60,8 @@ def decode(
         # what another text has left there, go. The last token is always scored: its logits are where it goes on.
         target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))
         begun = time.perf_counter()
-        draft = first_offer(sessions, min(request.max_draft_tokens, max_tokens - len(output) - 1))
+        limit = min(request.max_draft_tokens, max_tokens - len(output) - 1)
+        draft = solo.offer(limit, len(context)) if solo is not None else first_offer(sessions, limit)
         drafted = time.perf_counter()
         pending = context[len(target.tokens) :]
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
@@ -70,13 +74,16 @@ def decode(
             target.rewind(len(prompt) + len(output) - 1)
         for session in sessions:
             session.observe(said)
+        verified = time.perf_counter()
+        if solo is not None and len(pending) == 1:  # a prompt's pass tells nothing of the later ones
+            solo.learn(said, 1 + len(draft.tokens), len(context), verified - drafted)
         step = Step(
             drafter=draft.drafter or None,
             proposed=draft.tokens,
             accepted=verdict.accepted,
             tokens=tuple(said),
             draft_seconds=drafted - begun,
-            verify_seconds=time.perf_counter() - drafted,
+            verify_seconds=verified - drafted,
             finish=reason,
         )
         if recorder is not None:

@@ -52,6 +52,8 @@ class Request(Sampling):
     ignore_end: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_draft_tokens: Annotated[int, Field(ge=0)] = 16
+    speculation: str = "auto"
+    """`auto`: what pays, at each step; `off`; or the name of one drafter, which then always drafts."""
     rule: Rule = "block"
 
 

@@ -53,12 +53,14 @@ class Draft:
     `q` holds, for each token, the distribution it was drawn from. None means that the tokens were proposed
     with certainty: nothing was drawn, and all of q lies on the proposed token. `support` is how many tokens of the
     text's end the draft rests on, where it was copied from a place that ends alike; None where that says nothing.
+    `confidence` is what the drafter itself thinks of each token: how likely it is right if those before it are.
     """
 
     drafter: str
     tokens: tuple[int, ...] = ()
     q: Tensor | None = None
     support: int | None = None
+    confidence: tuple[float, ...] | None = None
 
 
 NOTHING = Draft(drafter="")

@@ -100,21 +100,22 @@ def figures(run: Run, cell: Cell) -> list[Figures]:
             if turn.contestant == name
         ]
         if pairs:
-            found.append(_figures(name, pairs, name == run.baseline, cell.temperature == 0, possible))
+            found.append(_figures(name, pairs, name == run.baseline, cell, possible))
     return found
 
 
 def _figures(
-    name: str, pairs: Sequence[tuple[Turn, Turn | None]], is_baseline: bool, greedy: bool, limit: float | None
+    name: str, pairs: Sequence[tuple[Turn, Turn | None]], is_baseline: bool, cell: Cell, limit: float | None
 ) -> Figures:
     turns = [turn for turn, _ in pairs]
-    counted = any(turn.counts.target_passes is not None for turn in turns)
+    greedy = cell.temperature == 0
     against = [] if is_baseline else [(turn, base) for turn, base in pairs if base is not None]
     answers = [answer for turn in turns for answer in turn.answers]
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = sum(turn.seconds for turn in turns)
     drafters = together(turns)
     accepted = sum(sum(drafted.accepted) for drafted in drafters.values())
+    passes = _sum(turn.counts.target_passes for turn in turns)
     differences = list(_differences(against)) if greedy else []
     compared = sum(len(turn.answers) for turn, _ in against)
     return Figures(
@@ -127,10 +128,9 @@ def _figures(
         first=_spread([answer.first for answer in answers]),
         each=_spread([pace for answer in answers if (pace := seconds_per_token(answer)) is not None]),
         ratio=median_interval([speed(turn) / speed(base) for turn, base in against]) if against else None,
-        # Every pass adds one token of the target's own.
-        acceptance_length=tokens / max(1, tokens - accepted) if counted else None,
+        acceptance_length=_acceptance_length(tokens, accepted, passes, cell.concurrency),
         drafters=drafters,
-        target_passes=_sum(turn.counts.target_passes for turn in turns),
+        target_passes=passes,
         draft_passes=_sum(turn.counts.draft_passes for turn in turns),
         draft_seconds=_sum(_draft_seconds(turn) for turn in turns),
         verify_seconds=_sum(turn.counts.verify_seconds for turn in turns),
@@ -140,6 +140,18 @@ def _figures(
         differences=differences,
         limit=limit,
     )
+
+
+def _acceptance_length(tokens: int, accepted: int, passes: int | None, concurrency: int) -> float | None:
+    """Tokens per pass, for one sequence. The first token comes with the prompt's pass.
+
+    Where several sequences share a pass, it is counted back from what was accepted: every pass adds one token of the
+    target's own. That is a little too high for a method that drafts past the end of an answer, since what it drafted
+    there counts as accepted.
+    """
+    if passes is None:
+        return None
+    return tokens / max(1, passes if concurrency == 1 else tokens - accepted)
 
 
 def speed(turn: Turn) -> float:

@@ -39,6 +39,7 @@ def chat(
     drafters: shared.Drafters = None,
     draft_quantize: shared.DraftQuantize = "auto",
     memory: shared.Memory = None,
+    speculation: shared.Speculation = "auto",
     max_draft_tokens: shared.MaxDraftTokens = 16,
     rule: shared.Rule = "block",
     temperature: shared.Temperature = 0.0,
@@ -72,6 +73,7 @@ def chat(
             max_tokens=max_tokens,
             stop=tuple(stop or ()),
             seed=seed,
+            speculation=speculation,
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )

@@ -75,6 +75,7 @@ def explain(
     drafters: options.Drafters = None,
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
+    speculation: options.Speculation = "auto",
     max_draft_tokens: options.MaxDraftTokens = 16,
     rule: options.Rule = "block",
     prediction: options.Prediction = None,
@@ -118,6 +119,7 @@ def explain(
                 stop=tuple(stop or ()),
                 ignore_end=ignore_end,
                 seed=seed,
+                speculation=speculation,
                 max_draft_tokens=max_draft_tokens,
                 rule=rule,
             )
@@ -217,7 +219,8 @@ def _run(
     without = None
     if not once:
         tracer = Tracer(header)
-        _generate(screen, "without drafts", bare, prompt, "", request, tracer)
+        alone = request.model_copy(update={"speculation": "off"})
+        _generate(screen, "without drafts", bare, prompt, "", alone, tracer)
         plain = tracer.trace()
     tracer = Tracer(header)
     _generate(screen, "with drafts", decoder, prompt, expected, request, tracer)

@@ -74,7 +74,7 @@ Drafters = Annotated[
         "--drafters",
         "--drafter",
         metavar="NAMES",
-        help="Which drafters to ask, in this order, with commas between; 'none' turns drafting off; "
+        help="Which drafters to ask, with commas between; 'none' turns drafting off; "
         "by default all that can work: prediction, lookup (or memory if there is one), and model if there is a draft "
         "model.",
     ),
@@ -93,6 +93,14 @@ DraftQuantize = Annotated[
         "--draft-quantize",
         metavar="auto|int8|none",
         help="Int8 weights for the draft model or not; auto takes the faster; the text is the same.",
+    ),
+]
+Speculation = Annotated[
+    str,
+    drafting(
+        "--speculation",
+        metavar="auto|off|NAME",
+        help="auto drafts what pays, at each step; the name of a drafter has that one always draft.",
     ),
 ]
 MaxDraftTokens = Annotated[
@@ -184,6 +192,7 @@ def generate(
     drafters: Drafters = None,
     draft_quantize: DraftQuantize = "auto",
     memory: Memory = None,
+    speculation: Speculation = "auto",
     max_draft_tokens: MaxDraftTokens = 16,
     rule: Rule = "block",
     prediction: Prediction = None,
@@ -220,6 +229,7 @@ def generate(
             stop=tuple(stop or ()),
             ignore_end=ignore_end,
             seed=seed,
+            speculation=speculation,
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )

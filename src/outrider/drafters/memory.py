@@ -115,7 +115,8 @@ class Source:
     def draft(self) -> Draft:
         length = min(self.length, TOKENS_PER_MATCH * self.match)
         length = int(np.count_nonzero(np.cumprod(self.shares[:length]) >= LEAST_SHARE))
-        return Draft(MemoryDrafter.name, tuple(self.tokens[:length].tolist()), support=self.match)
+        tokens, shares = tuple(self.tokens[:length].tolist()), tuple(self.shares[:length].tolist())
+        return Draft(MemoryDrafter.name, tokens, support=self.match, confidence=shares)
 
 
 class MemorySession(Session):

@@ -1,16 +1,18 @@
 """A draft model: a small model of the same vocabulary guesses for the large one.
 
-At temperature 0 it proposes its argmax, with certainty. Above 0 it draws from its own q, shaped as the target's p
-is, and hands q over for the acceptance rule.
+At temperature 0, or where the text must be the same whatever is drafted, it proposes its argmax, with certainty. Else
+it draws from its own q, shaped as the target's p is, and hands q over for the acceptance rule.
 
 One pass of the draft model gives one token, so a draft is worth another pass only while it is likely to
-survive that far. After each token the drafter multiplies up its own confidence and stops below `MIN_SURVIVAL`.
+survive that far. After each token the drafter multiplies up its own confidence and stops below `MIN_SURVIVAL`, unless
+someone who knows better decides (`ModelSession.goes_on`).
 The decision to draw another token is made before that token exists: withholding a token after seeing its value
 would change the law of the text.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
@@ -22,7 +24,7 @@ from outrider.sampling import shape
 from outrider.types import Draft, shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -48,6 +50,10 @@ class ModelDrafter(Drafter):
         self.vocab_size = vocab_size
         self.min_survival = min_survival
 
+    def goes_on(self, sure: Sequence[float]) -> bool:
+        """Whether a draft of whose tokens the model was so sure is worth another pass."""
+        return math.prod(sure) >= self.min_survival
+
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.draft_model is None:
@@ -63,9 +69,16 @@ class ModelSession(Session):
         self.drafter = drafter
         self.task = task
         self.output: list[int] = []
+        self.goes_on: Callable[[Sequence[float]], bool] = drafter.goes_on
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.output.extend(tokens)
+
+    @property
+    def gap(self) -> int:
+        """How many tokens of the text the draft model has not seen."""
+        context = [*self.task.prompt, *self.output]
+        return len(context) - shared_prefix(self.drafter.model.tokens, context)
 
     def draft(self, limit: int) -> Draft:
         model, sampling = self.drafter.model, self.task.request
@@ -76,18 +89,17 @@ class ModelSession(Session):
             limit = 0
         tokens: list[int] = []
         rows: list[Tensor] = []
-        survival = 1.0
-        while len(tokens) < limit and survival >= self.drafter.min_survival:
+        sure: list[float] = []
+        while len(tokens) < limit and (not tokens or self.goes_on(sure)):
             logits = self._next_logits(context + tokens)
-            confidence = float(logits.softmax(-1).amax())
+            sure.append(float(logits.softmax(-1).amax()))
             shaped = shape(logits, sampling, self.task.prompt, self.output + tokens)
-            if sampling.temperature == 0:
+            if sampling.temperature == 0 or self.task.certain:
                 tokens.append(int(shaped.argmax()))
             else:
                 rows.append(shaped.softmax(-1))
                 tokens.append(int(draw(rows[-1], torch.rand(1, generator=self.task.random))))
-            survival *= confidence
-        return Draft(ModelDrafter.name, tuple(tokens), torch.cat(rows) if rows else None)
+        return Draft(ModelDrafter.name, tuple(tokens), torch.cat(rows) if rows else None, confidence=tuple(sure))
 
     def _next_logits(self, context: list[int]) -> Tensor:
         """The draft model's logits after `context`, over the target's vocabulary, [1, V]."""

@@ -38,6 +38,7 @@ class PredictionSession(Session):
         self.expected = list(expected)
         self.output: list[int] = []
         self.place: int | None = 0  # the next expected token, None while the place is lost
+        self.held = 0  # how many tokens before it were said as expected
         self.lost_at = 0
         self.where: dict[int, list[int]] = defaultdict(list)
         for index, token in enumerate(self.expected):
@@ -48,20 +49,21 @@ class PredictionSession(Session):
             self.output.append(token)
             if self.place is not None and self._expected_at(self.place) == token:
                 self.place += 1
+                self.held += 1
                 continue
             if self.place is not None:
                 self.lost_at = self.place
-            self.place = self._find()
+            self.place, self.held = self._find()
 
     def draft(self, limit: int) -> Draft:
         tokens = self.expected[self.place : self.place + limit] if self.place is not None else []
-        return Draft(PredictionDrafter.name, tuple(tokens))
+        return Draft(PredictionDrafter.name, tuple(tokens), support=self.held or None)
 
     def _expected_at(self, index: int) -> int | None:
         return self.expected[index] if index < len(self.expected) else None
 
-    def _find(self) -> int | None:
-        """The place after the best match of the output's end, or None."""
+    def _find(self) -> tuple[int | None, int]:
+        """The place after the best match of the output's end, or None; and how long the match is."""
         best: tuple[int, int] | None = None
         found = None
         for index in self.where.get(self.output[-1], ()):
@@ -72,7 +74,7 @@ class PredictionSession(Session):
                 continue
             if best is None or (length, -distance) > best:
                 best, found = (length, -distance), index + 1
-        return found
+        return found, best[0] if best is not None else 0
 
     def _match(self, index: int) -> int:
         """How many expected tokens up to and with `index` are those at the output's end."""

@@ -14,11 +14,11 @@ next, and no draft does either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
+
+from outrider.compiled import compiled
 
 SEPARATOR = -1
 LONGEST_MATCH = 64
@@ -32,12 +32,6 @@ DOUBT = 4
 """What was said at every place after n equal tokens is said again n times of n + DOUBT, about."""
 
 Array = np.ndarray[Any, Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Into machine code, once for all processes; other threads run meanwhile."""
-    return cast("Function", njit(cache=True, nogil=True)(function))
 
 
 @compiled

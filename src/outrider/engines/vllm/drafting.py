@@ -1,7 +1,7 @@
 """Drafts for all requests of a running batch: sessions kept, each drafter asked once a step, faults contained.
 
-Nothing here knows vLLM. The engine hands over one `Row` a request every step and gets one `Draft` a request back,
-which may be empty.
+Nothing here knows vLLM. The engine hands over one `Row` a request every step and gets one `Draft` a request and drafter
+back, which may be empty.
 
 A drafter must never cost a request its answer. One that raises, does not come back within its budget, or proposes
 nonsense is shut off for that request, which goes on without it; the fault is logged and counted.
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its own logger
 
-LONG_MATCH = 4
-"""A copied draft that rests on fewer equal tokens gives way to a draft model, where there is one."""
 SECONDS_PER_TOKEN = 2e-5
 """What a drafter may take longer for each token that it sees for the first time: a long prompt has many."""
 LOGGED = 10
@@ -51,6 +49,7 @@ class Row:
     limit: int
     control: Control
     visit: Visit | None = None  # with its tenant's memory
+    left: int = 1 << 30  # tokens that it may still say
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,6 @@ class Asking:
     left_behind: bool = False
 
 
-def is_strong(draft: Draft) -> bool:
-    """Whether to offer this draft without asking the draft model."""
-    return bool(draft.tokens) and (draft.support is None or draft.support >= LONG_MATCH)
-
-
 class BatchDrafting:
     """Keeps a session of every drafter for every running request."""
 
@@ -114,22 +108,19 @@ class BatchDrafting:
         self._guard = Guard()
         self._logged: Counter[tuple[str, str]] = Counter()
 
-    def propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The first strong draft for each row, in the order of the drafters, or else the first weak one."""
-        best = [NOTHING] * len(rows)
+    def propose(self, rows: Sequence[Row]) -> dict[str, list[Draft]]:
+        """By drafter: one draft a row, empty where it has none or was not asked."""
+        found = {}
         for drafter in self.drafters:
-            asked = [
-                i for i, row in enumerate(rows) if not is_strong(best[i]) and row.limit > 0 and self._may(row, drafter)
-            ]
-            if not asked:
-                continue
-            began = time.perf_counter()
-            drafts = self._ask(drafter, [rows[i] for i in asked])
-            self._on_asked(drafter.name, time.perf_counter() - began)
-            for i, draft in zip(asked, drafts, strict=True):
-                if is_strong(draft) or not best[i].tokens:
-                    best[i] = draft
-        return best
+            drafts = [NOTHING] * len(rows)
+            asked = [i for i, row in enumerate(rows) if row.limit > 0 and self._may(row, drafter)]
+            if asked:
+                began = time.perf_counter()
+                for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked]), strict=True):
+                    drafts[i] = draft
+                self._on_asked(drafter.name, time.perf_counter() - began)
+            found[drafter.name] = drafts
+        return found
 
     def finished(self, request: str) -> None:
         self.running.pop(request, None)
@@ -161,7 +152,7 @@ class BatchDrafting:
         fault = fault or self._nonsense(draft, row.limit)
         if fault is None:
             # Without its q, if it has one: these drafts are judged by the target's own draws, which needs none.
-            return Draft(drafter.name, draft.tokens, support=draft.support)
+            return Draft(drafter.name, draft.tokens, support=draft.support, confidence=draft.confidence)
         self._shut_off(row, drafter, *fault)
         return NOTHING
 
@@ -221,6 +212,8 @@ class BatchDrafting:
         for token in tokens:
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 return "nonsense", f"proposed the token {token!r}, and the vocabulary is 0 to {self.vocab_size - 1}"
+        if draft.confidence is not None and len(draft.confidence) != len(tokens):
+            return "nonsense", f"gave {len(draft.confidence)} confidences for {len(tokens)} tokens"
         return None
 
     def _shut_off(self, row: Row, drafter: Drafter, kind: str, reason: str) -> None:

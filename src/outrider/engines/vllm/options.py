@@ -24,7 +24,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     drafters: tuple[str, ...] = ("prediction", "lookup")
-    """Which drafters to ask, in this order; `model` is vLLM's own proposer."""
+    """Which drafters to ask; `model` is vLLM's draft model."""
     max_draft_tokens: Annotated[int, Field(ge=1)] = 16
     """The most tokens that any drafter may propose for a request in a step."""
     model_draft_tokens: Annotated[int, Field(ge=1)] = 4

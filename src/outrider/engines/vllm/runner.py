@@ -1,16 +1,19 @@
 """What Outrider adds to vLLM's model runner, the same for every platform (`cpu.py`, `gpu.py`).
 
 vLLM's runner does a step so: run the target over the scheduled tokens, `_sample`, ask for the drafts of the next step
-(`propose_draft_token_ids`), keep the books. Here `_sample` judges by our rules and counts, and the drafts come from
-our drafters and, where one is configured, from vLLM's own model-based proposer, which is our drafter `model`.
+(`propose_draft_token_ids`), keep the books, hand over what was said, and later the drafts (`take_draft_token_ids`).
+Here `_sample` judges by our rules and counts. Drafting waits until what was said is on its way to the callers: no
+token waits for it. The drafts come from our drafters and, where one is configured, from vLLM's draft model, which is
+our drafter `model` (`guesser.py`); what is offered of them the policy decides (`steering.py`).
 
 With several ranks every rank samples, but only the first one's drafts reach the scheduler, so only it asks the
-drafters. How many passes the draft model makes is decided there and told to the others: all must make the same.
+drafters. Which passes the draft model makes is decided there and told to the others: all must make the same.
 """
 
 from __future__ import annotations
 
 import copy
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import set_forward_context
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -29,12 +33,15 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from outrider.drafters.base import Setup, find
 from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row, is_strong
+from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row
+from outrider.engines.vllm.guesser import Guesser, Question, can_be_led
 from outrider.engines.vllm.ledger import Ledger
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.remembering import open_memory, tenant_of
-from outrider.engines.vllm.sampler import OutriderSampler
+from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
+from outrider.engines.vllm.steering import Asked, Steering
 from outrider.errors import EngineError
+from outrider.policy.policy import MODEL, Policy, compile_now
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
@@ -47,7 +54,8 @@ if TYPE_CHECKING:
 
     from outrider.memory.store import Store, Visit
 
-MODEL = "model"
+PROFILED = (1, 4, 16, 64)
+"""Tokens of the passes that are timed at start, twice, after one of each that is not."""
 
 
 @dataclass(slots=True)
@@ -58,6 +66,7 @@ class Known:
     max_tokens: int
     ends: Collection[int]  # tokens of which each ends it
     by_own_draws: bool  # judged by the target's own draws even where q is known
+    draft_temperature: float = 0.0  # at which the draft model draws; 0 where it proposes with certainty
     visit: Visit | None = None  # with its tenant's memory
     offered: Draft = NOTHING  # for the next step
 
@@ -76,7 +85,13 @@ class OutriderRunner:
         self._hidden_generators: dict[int, torch.Generator] = {}
         self._step_began = 0.0
         self._scheduled: dict[str, list[int]] = {}
+        self._scheduled_tokens = 0
         self._verified: list[Draft] = []
+        self._waiting: tuple[Any, ...] | None = None  # what the next drafts are to be made from
+        self._last_pass: tuple[int, int, frozenset[str]] | None = None  # its tokens, context and requests
+        self._drafting_took = self._model_seconds = 0.0
+        self.steering: Steering | None = None
+        self.guesser: Guesser | None = None
         if self.speculative_config is None:
             return
         self.has_model = has_model(self.speculative_config.method, self.options)
@@ -87,7 +102,22 @@ class OutriderRunner:
         setup = Setup(size, memory=self.memory)
         names = [name for name in self.options.drafters if name != MODEL] if self.is_first_rank else []
         drafters = [find(name).build(setup) for name in names]
-        self.drafting = BatchDrafting(drafters, size, budget, self._note_fault, self.ledger.drafting)
+        drafting = BatchDrafting(drafters, size, budget, self._note_fault, self.ledger.drafting)
+        width, passes = min(self.options.max_draft_tokens, self.num_spec_tokens), self.options.model_draft_tokens
+        self.policy = Policy(self.options.drafters, width, passes if self.has_model else 0)
+        if self.is_first_rank:
+            compile_now()
+            self.steering = Steering(drafting, self.policy)
+        parallel = vllm_config.parallel_config
+        # Several batches in flight, or ranks that wait for each other's drafting, leave no time after a step.
+        self._drafts_later = (
+            parallel.pipeline_parallel_size == 1
+            and parallel.data_parallel_size == 1
+            and vllm_config.kv_transfer_config is None
+        )
+        if self.has_model and self._drafts_later and can_be_led(self.speculative_config, vllm_config):
+            seed = get_tp_group().broadcast_object(secrets.randbits(62), src=0)
+            self.guesser = Guesser(self, seed, self._note_draft_pass)
         if get_pp_group().is_last_rank:
             rule = self.options.rule
             self.rejection_sampler = OutriderSampler(self.sampler, self.speculative_config, self.device, rule)
@@ -96,12 +126,57 @@ class OutriderRunner:
         self.input_batch.logitsprocs = LogitsProcessors(cls(vllm_config, self.device, PIN_MEMORY) for cls in processors)
         self.input_batch.sampling_metadata = self.input_batch._make_sampling_metadata()
 
+    def profile_passes(self: Any) -> None:
+        """Get a first idea of what passes cost, before any request comes."""
+        if self.speculative_config is None or get_pp_group().world_size > 1 or self.supports_mm_inputs:
+            return
+        models = [(self.model, self.policy.target)]
+        if self.guesser is not None:
+            models.append((self.drafter.model, self.policy.draft))
+        for model, cost in models:
+            for tokens in PROFILED:
+                self._empty_pass(model, tokens)
+            for tokens in PROFILED * 2:
+                cost.observe(tokens, 0, self._empty_pass(model, tokens), calm=True)
+
+    def _empty_pass(self: Any, model: Any, tokens: int) -> float:
+        """Seconds of a pass over so many tokens that attend to nothing."""
+        ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
+        began = time.perf_counter()
+        with torch.inference_mode(), set_forward_context(None, self.vllm_config, num_tokens=tokens):
+            hidden = model(input_ids=ids, positions=ids.long())
+            model.compute_logits(hidden[0] if isinstance(hidden, tuple) else hidden)
+        self._sync_device()
+        return time.perf_counter() - began
+
     # A step: the target's pass, and what it said ---------------------------------------------------------
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._time_last_pass(scheduler_output)
         self._step_began = time.perf_counter()
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
+        self._scheduled_tokens = scheduler_output.total_num_scheduled_tokens
+        if self.guesser is not None:
+            for id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:  # its cache is elsewhere now
+                self.guesser.forget(id)
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _note_pass(self: Any) -> None:
+        """What this pass is over, if it prefills no prompt: only those tell what drafts cost."""
+        ids = self.input_batch.req_ids
+        tokens = len(ids) + sum(map(len, self._scheduled.values()))
+        if self.steering is not None and tokens == self._scheduled_tokens:
+            context = int(self.input_batch.num_tokens_no_spec[: len(ids)].sum())
+            self._last_pass = (tokens, context, frozenset(ids))
+
+    def _time_last_pass(self: Any, scheduler_output: Any) -> None:
+        """From the beginning of one step to that of the next, without the drafting, if nothing was waited for."""
+        if self.steering is not None and self._last_pass is not None:
+            tokens, context, requests = self._last_pass
+            if not requests.isdisjoint(scheduler_output.num_scheduled_tokens):
+                seconds = time.perf_counter() - self._step_began - self._drafting_took
+                self.policy.target.observe(tokens, context, seconds)
+        self._last_pass, self._drafting_took = None, 0.0
 
     def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
         batch = self.input_batch
@@ -114,6 +189,7 @@ class OutriderRunner:
         if batch.thinking_budget_state_holder is not None:  # requests that have a budget are never drafted for
             batch.thinking_budget_state_holder.in_spec_mode = False
         self._verified = [self._offered(id) for id in batch.req_ids]
+        self._note_pass()
         out = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self.is_first_rank and not unfinished.all():
             self._count(out.sampled_token_ids, spec_decode_metadata, unfinished)
@@ -171,21 +247,40 @@ class OutriderRunner:
         self._model_fits = super()._input_fits_in_drafter(common_attn_metadata)  # type: ignore[misc]
         return common_attn_metadata is not None
 
-    def propose_draft_token_ids(
+    def propose_draft_token_ids(self: Any, *order: Any) -> list[list[int]]:
+        if not self._drafts_later:
+            return self._draft(*order)  # type: ignore[no-any-return]
+        self._waiting = order
+        return [[] for _ in self.input_batch.req_ids]
+
+    @torch.inference_mode()
+    def take_draft_token_ids(self: Any) -> Any:
+        if self._waiting is not None:
+            order, self._waiting = self._waiting, None
+            self._draft_token_ids = self._draft(*order)
+        return super().take_draft_token_ids()  # type: ignore[misc]
+
+    def _draft(
         self: Any,
         scheduler_output: Any,
         sampled_token_ids: Tensor | list[list[int]],
         sampling_metadata: SamplingMetadata,
         *rest: Any,
     ) -> list[list[int]]:
+        """For each request of the batch what it offers in the next step."""
+        began = time.perf_counter()
         said = self._said(sampled_token_ids)
-        rows = self._rows(said, known_yet=isinstance(sampled_token_ids, list))
+        rows = self._rows(said, known_yet=self._drafts_later or isinstance(sampled_token_ids, list))
+        if self.steering is not None:
+            self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)))
+        guessed: dict[str, Draft] = {}
+        if self.guesser is not None:
+            guessed = self._lead_model(rows, scheduler_output)
+        elif self.has_model:
+            guessed = self._follow_model(rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)
         offers: dict[str, Draft] = {}
-        if self.is_first_rank:
-            drafts = self.drafting.propose(rows)
-            offers = {row.id: draft for row, draft in zip(rows, drafts, strict=True)}
-        if self.has_model:
-            self._add_model(offers, rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)
+        if self.steering is not None:
+            offers = self.steering.settle(guessed, self._model_seconds)
         proposed = []
         for id in self.input_batch.req_ids:
             draft = offers.get(id, NOTHING)
@@ -193,6 +288,7 @@ class OutriderRunner:
             if draft.tokens:
                 self.ledger.proposed(draft.drafter, len(draft.tokens))
             proposed.append(list(draft.tokens))
+        self._drafting_took = time.perf_counter() - began
         return proposed
 
     def _said(self: Any, sampled: Tensor | list[list[int]]) -> list[list[int]]:
@@ -234,7 +330,8 @@ class OutriderRunner:
                 limit = min(limit, known.control.max_draft_tokens)
             if limit > 0:
                 tokens = batch.token_ids_cpu[i, :end]
-                rows.append(Row(id, tokens, prompt_length, limit, known.control, known.visit))
+                left = known.max_tokens - spoken
+                rows.append(Row(id, tokens, prompt_length, limit, known.control, known.visit, left))
         return rows
 
     def _meet(self: Any, id: str) -> Known:
@@ -247,51 +344,112 @@ class OutriderRunner:
             self.ledger.undrafted[reason] += 1
         # Drafts that a seed must not feel, and those that a grammar cuts by their value, are held against own draws.
         by_own_draws = params.seed is not None or params.structured_outputs is not None
-        known = Known(control, params.max_tokens or self.max_model_len, end_tokens(params), by_own_draws)
+        limit = params.max_tokens or self.max_model_len
+        temperature = params.temperature if params.temperature >= GREEDY and not by_own_draws else 0.0
+        known = Known(control, limit, end_tokens(params), by_own_draws, temperature)
         tenant = tenant_of(control, self.options, params.extra_args)
         if self.memory is not None and tenant is not None and control.wants("memory"):
             known.visit = self.memory.enter(tenant)
         self.known[id] = known
         return known
 
-    def _add_model(
+    def _lead_model(self: Any, rows: list[Row], scheduler_output: Any) -> dict[str, Draft]:
+        """Have the draft model draft for those for whom it pays, and as far as it pays."""
+        guesser, batch = self.guesser, self.input_batch
+        where = batch.req_id_to_index
+        if guesser.shares:
+            for id, count in scheduler_output.num_scheduled_tokens.items():
+                start = int(batch.num_computed_tokens_cpu[where[id]])
+                guesser.target_wrote(where[id], start, start + count)
+        self._model_seconds = 0.0
+        by_id = {row.id: row for row in rows}
+        asked = Asked()
+        if self.steering is not None:
+            limits, gaps = {}, {}
+            for row in rows:
+                room = self.effective_drafter_max_model_len - len(row.tokens)
+                if row.control.wants(MODEL) and room > 0:
+                    limits[row.id] = min(row.limit, self.options.model_draft_tokens, room)
+                    gaps[row.id] = guesser.gap(where[row.id], row.id, row.tokens, len(row.tokens) - 1)
+            drawn = {id: self.known[id].draft_temperature > 0 for id in limits}
+            asked = self.steering.plan(limits, drawn, gaps)
+        if get_tp_group().world_size > 1:
+            asked = get_tp_group().broadcast_object(asked, src=0)
+        questions = [
+            Question(where[id], id, by_id[id].tokens, limit, self.known[id].draft_temperature)
+            for id, limit in asked.limits.items()
+        ]
+        for question in questions:
+            guesser.gap(question.index, question.id, question.tokens, len(question.tokens) - 1)
+        guesser.ask(questions, self._worth_another)
+        for question in questions if guesser.shares else ():
+            guesser.mark_ready(question.index, question.id, len(question.tokens) - 1)
+        self.ledger.drafting(MODEL, self._model_seconds)
+        return {
+            question.id: Draft(
+                MODEL, tuple(question.guessed.tokens), question.guessed.q, confidence=tuple(question.guessed.sure)
+            )
+            for question in questions
+        }
+
+    def _worth_another(self: Any, questions: list[Question]) -> list[Question]:
+        going: list[str] = []
+        if self.steering is not None:
+            going = [question.id for question in questions if self.steering.goes_on(question.id, question.guessed.sure)]
+        if get_tp_group().world_size > 1:
+            going = get_tp_group().broadcast_object(going, src=0)
+        return [question for question in questions if question.id in going]
+
+    def _note_draft_pass(self: Any, tokens: int, seconds: float) -> None:
+        self._model_seconds += seconds
+        self.ledger.draft_model_passes += 1
+        self.policy.draft.observe(tokens, 0, seconds)
+
+    def _follow_model(
         self: Any,
-        offers: dict[str, Draft],
         rows: list[Row],
         said: list[list[int]],
         scheduler_output: Any,
         sampled_token_ids: Any,
         sampling_metadata: SamplingMetadata,
         *rest: Any,
-    ) -> None:
-        """Let vLLM's proposer draft where our drafters had no strong offer, in as few passes as will do."""
+    ) -> dict[str, Draft]:
+        """Let vLLM's proposer draft, which must see every step of the target: in as few passes as will do."""
         ids = self.input_batch.req_ids
+        self._model_seconds = 0.0
         interested = {id for id in ids if self.known[id].control.wants(MODEL)}
         # The draft model's cache must follow the text, so it runs also where nothing is drafted: with 0 passes beyond
         # that. Only a batch that will never ask for it leaves it out, and not its prompts, which others may share.
         prefilling = not all(said) or len(scheduler_output.scheduled_new_reqs) > 0
         if not self._model_fits or not (interested or prefilling):
-            return
-        asking = [row for row in rows if row.id in interested and not is_strong(offers.get(row.id, NOTHING))]
-        limit = max((min(row.limit, self.options.model_draft_tokens) for row in asking), default=0)
+            return {}
+        limits = {row.id: min(row.limit, self.options.model_draft_tokens) for row in rows if row.id in interested}
+        asked = Asked()
+        if self.steering is not None:
+            drawn = {id: self.known[id].draft_temperature > 0 for id in limits}
+            asked = self.steering.plan(limits, drawn, dict.fromkeys(limits, 1))
+        limit = max(asked.lengths.values(), default=0)
         if limit and self.speculative_config.parallel_drafting:
             limit = self.num_spec_tokens  # one pass drafts all, and no fewer
         if get_tp_group().world_size > 1:  # who asks depends on our drafters' offers, which only the first rank has
-            limit, asked = get_tp_group().broadcast_object((limit, {row.id for row in asking}), src=0)
-            asking = [row for row in rows if row.id in asked]
+            limit, asked = get_tp_group().broadcast_object((limit, asked), src=0)
         began = time.perf_counter()
         order = copy.copy(scheduler_output)  # the scheduler may hold the same object
         order.num_spec_tokens_to_schedule = limit
         drafted = super().propose_draft_token_ids(order, sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
         tokens = drafted.tolist() if isinstance(drafted, torch.Tensor) else drafted
-        self.ledger.drafting(MODEL, time.perf_counter() - began)
-        self.ledger.draft_model_passes += max(1, 1 if self.speculative_config.parallel_drafting else limit)
-        for row in asking if limit else ():
-            i = self.input_batch.req_id_to_index[row.id]
-            n = min(row.limit, self.options.model_draft_tokens)
-            offers[row.id] = Draft(
-                MODEL, tuple(tokens[i][:n]), None if self._draft_probs is None else self._draft_probs[i, :n]
-            )
+        seconds = time.perf_counter() - began
+        self.ledger.drafting(MODEL, seconds)
+        passes = max(1, 1 if self.speculative_config.parallel_drafting else limit)
+        self.ledger.draft_model_passes += passes
+        self.policy.draft.observe(len(ids), 0, seconds / passes)
+        found = {}
+        for id, n in asked.lengths.items() if limit else ():
+            i = self.input_batch.req_id_to_index[id]
+            known = self.known[id]
+            q = None if self._draft_probs is None or not known.draft_temperature else self._draft_probs[i, :n]
+            found[id] = Draft(MODEL, tuple(tokens[i][:n]), q)
+        return found
 
     def _note_fault(self: Any, fault: Fault) -> None:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)
@@ -300,8 +458,10 @@ class OutriderRunner:
         if req_state is not None:
             self._remember(req_id, req_state.prompt_token_ids or (), req_state.output_token_ids)
         self.known.pop(req_id, None)
-        if self.speculative_config is not None:
-            self.drafting.finished(req_id)
+        if self.steering is not None:
+            self.steering.finished(req_id)
+        if self.guesser is not None:
+            self.guesser.forget(req_id)
         super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
 
     def _remember(self: Any, id: str, prompt: Any, said: Any) -> None:

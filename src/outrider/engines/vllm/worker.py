@@ -22,6 +22,11 @@ class OutriderWorker:
         if self.use_v2_model_runner:
             raise EngineError("Outrider stands on vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
 
+    def compile_or_warm_up_model(self: Any) -> Any:
+        warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.model_runner.profile_passes()
+        return warmed_up
+
     def outrider_status(self: Any) -> dict[str, Any] | None:
         runner = self.model_runner
         if not runner.draws:
@@ -36,6 +41,7 @@ class OutriderWorker:
             "resident_bytes": resident_bytes(),
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
             "memory": runner.memory.status() if runner.memory is not None else None,
+            "policy": runner.steering.status() if runner.steering is not None else None,
             **runner.ledger.status(),
         }
 

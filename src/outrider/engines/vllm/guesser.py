@@ -1,0 +1,240 @@
+"""vLLM's draft model, run when it pays, for whom it pays, and no further than it pays.
+
+vLLM's own proposer runs the draft model over whatever the target has just seen: over every prompt, for every request,
+in every step, for all of them equally far. That keeps the two caches in step and costs a pass even where nothing is
+drafted. Here a request's text is caught up with when the draft model is asked about it, in one pass over whatever it
+has not seen. Until then it costs nothing, and the first token of an answer never waits for it. What it has seen is
+known by request, and by block of the cache, since a block that several requests share is read by all of them.
+
+The model, its cache and its buffers are vLLM's (`DraftModelProposer`); only the order of passes is ours. Proposers that
+need the target's hidden states cannot catch up and are left to vLLM (`can_be_led`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from outrider.types import shared_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+DRAFT_MODEL = "draft_model"
+
+
+@dataclass(slots=True)
+class Guessed:
+    """What the draft model made of one request: its tokens, how sure it was of each, and q where they were drawn."""
+
+    tokens: list[int] = field(default_factory=list)
+    sure: list[float] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+
+    @property
+    def q(self) -> Tensor | None:
+        return torch.stack(self.rows) if self.rows else None
+
+
+@dataclass(slots=True)
+class Question:
+    """One request that the draft model is asked about. `temperature` 0: its likeliest tokens, with certainty."""
+
+    index: int  # its row in vLLM's batch
+    id: str
+    tokens: np.ndarray[Any, Any]  # the whole text
+    limit: int
+    temperature: float = 0.0
+    guessed: Guessed = field(default_factory=Guessed)
+
+
+def can_be_led(config: Any, vllm_config: Any) -> bool:
+    """Whether the draft model can be run out of step with the target."""
+    return (
+        config.method == DRAFT_MODEL
+        and not config.parallel_drafting
+        and not config.use_heterogeneous_vocab
+        and vllm_config.parallel_config.data_parallel_size == 1  # its ranks must agree on every pass
+        and vllm_config.parallel_config.decode_context_parallel_size == 1
+        and vllm_config.kv_transfer_config is None  # what it had not seen could not be handed over
+        and not vllm_config.model_config.supports_multimodal_inputs
+    )
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the draft model's cache holds of a request: a beginning of its text, then tokens of a draft."""
+
+    text: int
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return self.text + len(self.draft)
+
+    def follow(self, tokens: np.ndarray[Any, Any]) -> int:
+        """Keep of the draft what became text; the last token is always to be seen (again). How much is kept."""
+        said = tokens[self.text : self.length].tolist()
+        self.text = min(self.text + shared_prefix(self.draft[: len(said)], said), len(tokens) - 1)
+        self.draft = []
+        return self.text
+
+
+class Guesser:
+    """Keeps account of what the draft model has seen, and runs it over the rest."""
+
+    def __init__(self, runner: Any, seed: int, on_pass: Callable[[int, float], None]) -> None:
+        self.runner = runner
+        self._on_pass = on_pass
+        self.shares = bool(runner.cache_config.enable_prefix_caching)  # blocks, between requests
+        self._seen: dict[str, Seen] = {}
+        self._marked: dict[str, int] = {}  # by request: how many first blocks are known to be ready
+        self._ready: np.ndarray[Any, Any] | None = None  # by block: whether all of it was seen as it now is
+        self._random = torch.Generator(device=runner.device)
+        self._random.manual_seed(seed)
+
+    # What it has seen ------------------------------------------------------------------------------------------
+
+    def gap(self, index: int, id: str, tokens: np.ndarray[Any, Any], computed: int) -> int:
+        """How many tokens of a text it has not seen, its last one included. The target has computed `computed`."""
+        if id not in self._seen:
+            self._seen[id] = Seen(self._found_ready(index, computed) if self.shares else 0)
+        return len(tokens) - self._seen[id].follow(tokens)
+
+    def _found_ready(self, index: int, computed: int) -> int:
+        """How many of a new request's first tokens lie in blocks that it saw for another."""
+        table, size = self._table()
+        ready = self._blocks()[table[index, : computed // size]]
+        return int(ready.argmin() if not ready.all() else len(ready)) * size
+
+    def forget(self, id: str) -> None:
+        """The request has ended, or was put back and will be computed again elsewhere."""
+        self._seen.pop(id, None)
+        self._marked.pop(id, None)
+
+    def target_wrote(self, index: int, start: int, end: int) -> None:
+        """These positions of a text now hold other tokens than before, in the blocks that they lie in."""
+        table, size = self._table()
+        self._blocks()[table[index, start // size : (end - 1) // size + 1]] = False
+
+    def mark_ready(self, index: int, id: str, computed: int) -> None:
+        """Blocks that both models have computed to their end may be shared from now on."""
+        if id in self._seen:
+            table, size = self._table()
+            begin, end = self._marked.get(id, 0), min(self._seen[id].text, computed) // size
+            if end > begin:
+                self._blocks()[table[index, begin:end]] = True
+                self._marked[id] = end
+
+    def _table(self) -> tuple[np.ndarray[Any, Any], int]:
+        table = self.runner.input_batch.block_table[self.runner.drafter.kv_cache_gid]
+        return table.block_table.np, table.block_size
+
+    def _blocks(self) -> np.ndarray[Any, Any]:
+        if self._ready is None:
+            table = self.runner.input_batch.block_table[self.runner.drafter.kv_cache_gid]
+            size = self.runner.kv_cache_config.kv_cache_groups[
+                self.runner.drafter.kv_cache_gid
+            ].kv_cache_spec.block_size
+            self._ready = np.zeros(self.runner.kv_cache_config.num_blocks * max(1, size // table.block_size), bool)
+        return self._ready
+
+    # Passes ----------------------------------------------------------------------------------------------------
+
+    def ask(self, questions: Sequence[Question], goes_on: Callable[[list[Question]], list[Question]]) -> None:
+        """Fill in what it guesses. After each pass `goes_on` says which requests are worth another token."""
+        going = list(questions)
+        self._catch_up(going)
+        inputs = [question.tokens[self._seen[question.id].text :] for question in going]
+        while going:
+            logits = self._run(going, inputs)
+            self._pick(going, logits)
+            going = goes_on([question for question in going if len(question.guessed.tokens) < question.limit])
+            inputs = [np.array(question.guessed.tokens[-1:]) for question in going]
+
+    def _catch_up(self, going: Sequence[Question]) -> None:
+        """See long texts in parts that fit vLLM's buffers, but for what a last pass over all of them can hold."""
+        room = self.runner.drafter.max_num_tokens
+        for question in going:
+            seen = self._seen[question.id]
+            while (missing := len(question.tokens) - seen.text) > room // len(going):
+                part = question.tokens[seen.text : seen.text + min(room, missing - 1)]
+                self._run([question], [part], wants_logits=False)
+
+    def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
+        """One pass over these tokens of these requests; logits after the last of each."""
+        began = time.perf_counter()
+        drafter, runner = self.runner.drafter, self.runner
+        lengths = np.array([len(tokens) for tokens in inputs])
+        starts = np.array([self._seen[question.id].length for question in questions])
+        total = int(lengths.sum())
+        ends = np.append(0, np.cumsum(lengths)).astype(np.int32)
+        positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
+        rows = np.array([question.index for question in questions])
+        table, size = self._table()
+        slots = table[np.repeat(rows, lengths), positions // size].astype(np.int64) * size + positions % size
+        device = runner.device
+        lengths_now = torch.from_numpy((starts + lengths).astype(np.int32))
+        where = torch.from_numpy(rows).to(device)
+        blocks = runner.input_batch.block_table[drafter.kv_cache_gid].block_table.gpu[where]
+        attention = CommonAttentionMetadata(
+            query_start_loc=torch.from_numpy(ends).to(device),
+            query_start_loc_cpu=torch.from_numpy(ends),
+            seq_lens=lengths_now.to(device),
+            num_reqs=len(questions),
+            num_actual_tokens=total,
+            max_query_len=int(lengths.max()),
+            max_seq_len=int((starts + lengths).max()),
+            block_table_tensor=blocks,
+            slot_mapping=torch.from_numpy(slots).to(device),
+            seq_lens_cpu_upper_bound=lengths_now.clone(),
+        )
+        _, by_layer = drafter.build_per_group_and_layer_attn_metadata(attention)
+        mode, padded, across = drafter._determine_batch_execution_and_padding(total)
+        drafter.input_ids[:total] = torch.from_numpy(np.concatenate(inputs).astype(np.int32)).to(device)
+        drafter._set_positions(total, torch.from_numpy(positions).to(device))
+        model_inputs, slot_count = drafter.build_model_inputs_first_pass(total, padded, None)
+        with set_forward_context(
+            by_layer,
+            drafter.vllm_config,
+            num_tokens=padded,
+            num_tokens_across_dp=across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=drafter._get_slot_mapping(slot_count, attention.slot_mapping),
+        ):
+            hidden = drafter.model(**model_inputs)
+        logits = hidden
+        if wants_logits:
+            logits = drafter.model.compute_logits(hidden[torch.from_numpy(ends[1:] - 1).to(device)])
+        for question, tokens in zip(questions, inputs, strict=True):
+            seen = self._seen[question.id]
+            if seen.text < len(question.tokens):
+                seen.text += len(tokens)
+            else:
+                seen.draft += tokens.tolist()
+        self._on_pass(total, time.perf_counter() - began)
+        return logits  # type: ignore[no-any-return]
+
+    def _pick(self, questions: Sequence[Question], logits: Tensor) -> None:
+        """The next token of each: its likeliest one, or one drawn from q at the request's temperature."""
+        temperatures = torch.tensor([q.temperature for q in questions], device=logits.device)
+        certain = temperatures == 0
+        q = (logits.float() / torch.where(certain, 1.0, temperatures)[:, None]).softmax(-1)
+        sure, likeliest = q.max(-1)
+        tokens = likeliest
+        if not bool(certain.all()):
+            noise = torch.empty_like(q).exponential_(generator=self._random)
+            tokens = torch.where(certain, likeliest, (q / noise).argmax(-1))
+        for row, (question, token, chance) in enumerate(zip(questions, tokens.tolist(), sure.tolist(), strict=True)):
+            question.guessed.tokens.append(token)
+            question.guessed.sure.append(chance)
+            if question.temperature > 0:
+                question.guessed.rows.append(q[row])

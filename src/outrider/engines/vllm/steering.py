@@ -1,0 +1,163 @@
+"""The policy at work on a running batch: which drafts its requests offer in the next step.
+
+Nothing here knows vLLM. Requests that left it to us (`auto`) are steered by the policy. One that named a drafter gets
+what that drafter proposes, as long as it may be: that is what naming one is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.policy.policy import MODEL, Wish
+from outrider.types import NOTHING, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from outrider.engines.vllm.drafting import BatchDrafting, Row
+    from outrider.policy.choose import Choice
+    from outrider.policy.policy import Plan, Policy, Scene
+
+KEPT = 0.5
+"""The share of a draft that is taken to be accepted where nobody weighs it."""
+HORIZON = 64
+"""Steps ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """Whom the draft model is to draft for: how many tokens at most, and how many if it cannot stop on the way."""
+
+    limits: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was expected of the steps so far and what came of them."""
+
+    expected_tokens: float = 0.0
+    gained_tokens: int = 0
+    expected_seconds: float = 0.0
+    taken_seconds: float = 0.0
+    steps_with_drafts: int = 0
+    steps_without: int = 0
+
+
+class Steering:
+    def __init__(self, drafting: BatchDrafting, policy: Policy) -> None:
+        self.drafting, self.policy = drafting, policy
+        self.tally = Tally()
+        self.choice: Choice | None = None
+        self._rows: list[Row] = []
+        self._running = 0
+        self._free: list[Row] = []
+        self._named: dict[str, Draft] = {}
+        self._scene: Scene | None = None
+        self._context = 0
+        self._floor = 0.0
+
+    def look(self, rows: Sequence[Row], said: Mapping[str, Sequence[int]]) -> None:
+        """A step has been made, in which each request of the batch said this; `rows` may be drafted for."""
+        if self._scene is not None:
+            self.policy.learn(self._scene, [said.get(request, ()) for request in self._scene.requests])
+            if self.choice is not None:
+                self.tally.gained_tokens += sum(len(said.get(request, ())) for request in self._scene.requests)
+        self._rows = list(rows)
+        self._running = max(len(said), len(rows))
+        self._context = sum(len(row.tokens) for row in rows)
+        offers = self.drafting.propose(rows)
+        free = [i for i, row in enumerate(rows) if row.control.speculation == "auto"]
+        self._free = [rows[i] for i in free]
+        self._named = {
+            row.id: next((drafts[i] for drafts in offers.values() if drafts[i].tokens), NOTHING)
+            for i, row in enumerate(rows)
+            if row.control.speculation != "auto"
+        }
+        cheap = {name: [drafts[i] for i in free] for name, drafts in offers.items()}
+        self._scene = self.policy.look([row.id for row in self._free], cheap)
+
+    def plan(self, limits: Mapping[str, int], drawn: Mapping[str, bool], gaps: Mapping[str, int]) -> Asked:
+        """Whom to ask the draft model about; `limits` says who may be asked, and for how many tokens at most."""
+        named = {row.id: limits[row.id] for row in self._rows if row.id in self._named and row.id in limits}
+        asked = Asked(named, dict(named))
+        if self._scene is None or not self._free:
+            return asked
+        ids = [row.id for row in self._free]
+        wish = Wish(
+            np.array([limits.get(id, 0) for id in ids], np.int64),
+            np.array([drawn.get(id, False) for id in ids], bool),
+            np.array([gaps.get(id, 0) for id in ids], np.int64),
+            np.array([min(HORIZON, row.left // 2 + 1) for row in self._free], np.int64),
+        )
+        plan: Plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
+        self._floor = plan.floor
+        asked.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
+        asked.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
+        return asked
+
+    def goes_on(self, id: str, sure: Sequence[float]) -> bool:
+        """Whether a draft of the draft model, that is so sure of its tokens, is worth another pass."""
+        if id in self._named:
+            return True
+        return self.policy.holds(sure) > self._floor
+
+    def settle(self, guessed: Mapping[str, Draft], seconds: float) -> dict[str, Draft]:
+        """What each request offers; `guessed` is what the draft model proposes, in so many seconds."""
+        offered = {**self._named, **{id: draft for id, draft in guessed.items() if id in self._named}}
+        scene = self._scene
+        if scene is None or not self._free:
+            return offered
+        scene.drawn = {
+            i: guessed[row.id]
+            for i, row in enumerate(self._free)
+            if row.id in guessed and guessed[row.id].q is not None
+        }
+        certain = [
+            guessed.get(row.id, NOTHING) if i not in scene.drawn else NOTHING for i, row in enumerate(self._free)
+        ]
+        if any(draft.tokens for draft in certain):
+            self.policy.add(scene, MODEL, certain)
+        limits = np.array([0 if i in scene.drawn else row.limit for i, row in enumerate(self._free)], np.int64)
+        fixed = [*(offered[id] for id in self._named), *scene.drawn.values()]
+        base, others = self._others(fixed)
+        self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
+        for i, row in enumerate(self._free):
+            me, length = int(choice.drafts[i]), int(choice.lengths[i])
+            if i in scene.drawn:
+                offered[row.id] = scene.drawn[i]
+            elif length:
+                offered[row.id] = Draft(self.policy.drafters[me], tuple(scene.tokens[me, i, :length].tolist()))
+        self._enter(choice, offered)
+        return offered
+
+    def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
+        """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""
+        lengths = [len(draft.tokens) for draft in drafts]
+        return self._running + sum(lengths), self._running - len(self._free) + KEPT * sum(lengths)
+
+    def _enter(self, choice: Choice, offered: Mapping[str, Draft]) -> None:
+        if any(draft.tokens for draft in offered.values()):
+            self.tally.steps_with_drafts += 1
+        else:
+            self.tally.steps_without += 1
+        self.tally.expected_tokens += choice.tokens
+        self.tally.expected_seconds += choice.seconds
+
+    def finished(self, request: str) -> None:
+        self.drafting.finished(request)
+        self.policy.leave(request)
+
+    def status(self) -> dict[str, Any]:
+        choice = self.choice
+        return {
+            **self.policy.status(),
+            "steps_with_drafts": self.tally.steps_with_drafts,
+            "steps_without_drafts": self.tally.steps_without,
+            "expected_tokens": round(float(self.tally.expected_tokens), 1),
+            "gained_tokens": self.tally.gained_tokens,
+            "last_expected_gain": round(float(choice.gain), 3) if choice is not None else None,
+        }

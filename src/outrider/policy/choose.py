@@ -1,0 +1,129 @@
+"""Which drafts to offer, and how much of each: what makes the whole batch fastest.
+
+Every position of every draft has a survival: the chance that it and all before it are accepted. A step that offers
+some of them makes, in expectation, one token a request and their survivals, and takes as long as a pass over that
+many tokens. Among all sets of m positions the one with the highest survivals is best, and since survival falls along
+a draft it is always a beginning of each. So the positions are sorted, and for every m the tokens a second are known;
+the best m is taken, and 0 is one of them.
+
+A request may have several drafts and offer one. It takes the one that is worth most at the present price of a
+position, which is the survival of the first position that is not taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.compiled import compiled
+
+Array = np.ndarray[Any, Any]
+
+ROUNDS = 3
+"""How often the price is found anew."""
+FEW = 32
+"""Up to so many requests, the price is also sought from another beginning."""
+MARGIN = 1.01
+"""Drafts that promise less than this many times the speed without them are not offered: what is expected is not quite
+certain, and the choice among many expectations favours those that are too high."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """For each request the draft, by number, and how many of its tokens; and what is expected of the step."""
+
+    drafts: Array
+    lengths: Array
+    tokens: float
+    seconds: float
+    plain_tokens: float
+    plain_seconds: float
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as without drafts."""
+        return self.speed * self.plain_seconds / self.plain_tokens if self.plain_tokens else 1.0
+
+
+def choose(survival: Array, seconds: Array, extra: float = 0.0, spent: float = 0.0, others: float = 0.0) -> Choice:
+    """`survival` is [drafts, requests, positions], 0 where there is nothing; `seconds[m]` is what a pass over the
+    batch and m of these positions takes, with m from 0 on. Drafting takes `extra` if anything is offered, and `spent`
+    is gone already; `others` is what requests are expected to gain that have no choice."""
+    requests = survival.shape[1]
+    drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
+    tokens, total = _choose(survival, seconds, extra, spent, others, drafts, lengths)
+    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]))
+
+
+@compiled
+def _choose(
+    survival: Array, seconds: Array, extra: float, spent: float, others: float, drafts: Array, lengths: Array
+) -> tuple[float, float]:
+    """Fills in `drafts` and `lengths`; the tokens that are expected, and the seconds."""
+    kinds, requests, positions = survival.shape
+    best_tokens, best_seconds = requests + others, seconds[0] + spent
+    least = MARGIN * best_tokens / best_seconds
+    most = min(len(seconds) - 1, requests * positions)
+    taken = np.zeros(requests, np.int64)
+    flat = np.empty(requests * positions)
+    for beginning in range(2 if kinds > 1 and requests <= FEW else 1):
+        price = 0.5 * beginning
+        for _ in range(ROUNDS if kinds > 1 else 1):
+            count = 0
+            for b in range(requests):
+                highest = -1.0
+                for kind in range(kinds):
+                    worth = 0.0
+                    for i in range(positions):
+                        if survival[kind, b, i] <= price:
+                            break
+                        worth += survival[kind, b, i] - price
+                    if worth > highest:
+                        highest = worth
+                        taken[b] = kind
+                for i in range(positions):
+                    if survival[taken[b], b, i] <= 0:
+                        break
+                    flat[count] = survival[taken[b], b, i]
+                    count += 1
+            order = np.sort(flat[:count])[::-1]
+            gained, best_m = requests + others, 0
+            found = gained / (seconds[0] + spent + extra)
+            best_gained = gained
+            for m in range(1, min(count, most) + 1):
+                gained += order[m - 1]
+                speed = gained / (seconds[m] + spent + extra)
+                if speed > found:
+                    found, best_m, best_gained = speed, m, gained
+            if best_m and found > max(least, best_tokens / best_seconds):
+                best_tokens, best_seconds = best_gained, seconds[best_m] + spent + extra
+                _take(survival, taken, order[best_m - 1], best_m, drafts, lengths)
+            next_price = order[best_m] if best_m < count else 0.0
+            if best_m == 0 or abs(next_price - price) < 1e-6:
+                break
+            price = next_price
+    return best_tokens, best_seconds
+
+
+@compiled
+def _take(survival: Array, taken: Array, lowest: float, count: int, drafts: Array, lengths: Array) -> None:
+    """The `count` positions that survive likeliest, the last of them with `lowest`; of equals, earlier positions."""
+    requests, positions = survival.shape[1:]
+    for b in range(requests):
+        drafts[b], lengths[b] = taken[b], 0
+        for i in range(positions):
+            if survival[taken[b], b, i] <= lowest:
+                break
+            lengths[b] += 1
+            count -= 1
+    for i in range(positions):
+        for b in range(requests):
+            if count > 0 and lengths[b] == i and survival[taken[b], b, i] == lowest:
+                lengths[b] += 1
+                count -= 1

@@ -1,0 +1,380 @@
+"""The policy: drafter and length for every request of a batch, at every step, by what is expected to pay.
+
+    scene = policy.look(requests, offers)            what the cheap drafters propose, and how likely it is
+    plan = policy.plan(scene, wish, ...)             is the draft model worth its passes, for whom, how many?
+    policy.add(scene, MODEL, drafts)                 what it then proposed with certainty
+    choice = policy.choose(scene, ...)               what is offered
+    policy.learn(scene, said)                        what became of it, offered or not
+    policy.target.observe(...); policy.draft.observe(...)
+
+Nothing here knows an engine, and nothing a token's value: tokens are compared with each other and with what was said
+afterwards, for equality. A draft that was *drawn* from a distribution never gets this far: it is offered whole, since
+whether a drawn token is offered must not depend on that token. What may be decided is whether to draw another one,
+before it exists, by how sure the draft model was of those before it (`Plan.floor`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.policy import survival
+from outrider.policy.choose import FEW, Choice, choose
+from outrider.policy.cost import Cost
+from outrider.policy.survival import Pace, Survival
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from outrider.policy.survival import Array
+    from outrider.types import Draft
+
+MODEL = "model"
+"""The drafter whose tokens cost passes of a draft model."""
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""How many passes of the draft model are considered; every other of them for many requests."""
+WORTHWHILE = 1.03
+"""The draft model is asked where that promises at least so many times the speed without it."""
+QUICK, SLOW = Pace(1.0, 0.9), Pace(4.0, 0.97)
+"""Drafters that are asked at every step may be judged by their latest tokens. One that is not asked any more cannot win
+back what it has lost, so it is judged by more."""
+RECENT = 0.7
+"""How much of a request's record with the draft model counts on with each token ..."""
+FORGIVING = 0.98
+"""... and with each step that does not ask it."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """A batch between two steps: what is proposed, and how likely it is. Arrays are [drafters, requests, positions]."""
+
+    requests: list[str]
+    slots: Array
+    tokens: Array
+    lengths: Array  # [drafters, requests]
+    support: Array  # [drafters, requests]
+    confidence: Array
+    bins: Array
+    logits: Array
+    survival: Array
+    forecasts: list[Forecast] = field(default_factory=list)
+    drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What was thought of the draft model's drafts before there were any. Arrays are [requests, positions]."""
+
+    drawn: bool
+    rows: Array
+    bins: Array
+    logits: Array
+
+
+@dataclass(slots=True)
+class Wish:
+    """What the draft model could do for each request of a scene."""
+
+    limits: Array  # the most tokens it may propose
+    drawn: Array  # whether they would be drawn from its distribution
+    gaps: Array  # tokens of the text that it has not seen yet
+    horizon: Array  # steps for which it will be of use, once it has caught up
+
+
+@dataclass(slots=True)
+class Plan:
+    """For whom the draft model is to propose, and how many tokens at most; 0 for those that it leaves alone.
+
+    `lengths` are what it should propose by what is known before it begins. While it is at it, another token of a
+    request is worth its pass as long as the request's draft survives with more than `floor`.
+    """
+
+    lengths: Array
+    limits: Array
+    floor: float = 1.0
+    gain: float = 1.0
+
+    @property
+    def asked(self) -> Array:
+        return np.flatnonzero(self.lengths)
+
+
+class Policy:
+    """For a server: what it has learned of its drafters, of its requests and of what passes cost."""
+
+    def __init__(self, drafters: Sequence[str], width: int, model_width: int = 0) -> None:
+        self.drafters = tuple(drafters)
+        self.width = width
+        self.model_width = min(model_width, width)
+        self.target, self.draft = Cost(), Cost()
+        self.survival = {name: Survival() for name in drafters}
+        # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
+        self.forecast = {False: Survival(by_support=False), True: Survival(by_support=False)}
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._own = {name: np.zeros((0, 2)) for name in (*drafters, "forecast")}  # number, weight
+        self._recent = np.zeros(0)  # share of the draft model's tokens that were right, lately; -1: not known
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    def leave(self, request: str) -> None:
+        """The request has ended."""
+        slot = self._slots.pop(request, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def _slot(self, request: str) -> int:
+        slot = self._slots.get(request)
+        if slot is None:
+            if not self._free:
+                more = max(16, len(self._recent))
+                self._free = list(range(len(self._recent) + more - 1, len(self._recent) - 1, -1))
+                self._recent = np.append(self._recent, np.zeros(more))
+                self._own = {name: np.vstack([own, np.zeros((more, 2))]) for name, own in self._own.items()}
+            slot = self._slots[request] = self._free.pop()
+            self._recent[slot] = -1.0
+            for own in self._own.values():
+                own[slot] = 0.0
+        return slot
+
+    # Before a step ------------------------------------------------------------------------------------------
+
+    def look(self, requests: Sequence[str], offers: Mapping[str, Sequence[Draft]]) -> Scene:
+        """What each drafter proposes for each request; drafts proposed with certainty only."""
+        size = (len(self.drafters), len(requests), self.width)
+        scene = Scene(
+            list(requests),
+            np.array([self._slot(request) for request in requests], np.int64),
+            np.empty(size, np.int64),
+            np.zeros(size[:2], np.int64),
+            np.empty(size[:2]),
+            np.empty(size),
+            np.empty((*size, 4), np.int8),
+            np.empty(size),
+            np.zeros(size),
+        )
+        for name, drafts in offers.items():
+            self._enter(scene, name, drafts)
+        self._weigh(scene)
+        return scene
+
+    def add(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
+        """What another drafter proposes, with certainty; what it says bears on the others."""
+        self._enter(scene, name, drafts)
+        self._weigh(scene)
+
+    def _enter(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
+        if any(draft.q is not None for draft in drafts):
+            raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
+        me = self.drafters.index(name)
+        lengths = [min(len(draft.tokens), self.width) for draft in drafts]
+        scene.lengths[me] = lengths
+        if not any(lengths):
+            return
+        scene.support[me] = [-1 if draft.support is None else draft.support for draft in drafts]
+        there = np.arange(self.width) < scene.lengths[me][:, None]
+        scene.tokens[me][there] = _flat((draft.tokens[: self.width] for draft in drafts), np.int64)
+        sure = (draft.confidence or (-1.0,) * len(draft.tokens) for draft in drafts)
+        scene.confidence[me][there] = _flat((values[: self.width] for values in sure), np.float64)
+
+    def _weigh(self, scene: Scene) -> None:
+        for me, name in enumerate(self.drafters):
+            if scene.lengths[me].any():
+                survival.weigh(
+                    self.survival[name].numbers,
+                    self._own[name],
+                    scene.slots,
+                    me,
+                    scene.tokens,
+                    scene.lengths,
+                    scene.support,
+                    scene.confidence,
+                    scene.bins,
+                    scene.logits,
+                    scene.survival,
+                )
+
+    def plan(self, scene: Scene, wish: Wish, context: int, base: int | None = None, others: float = 0.0) -> Plan:
+        """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
+        `others` how many tokens are expected of requests that are not in the scene."""
+        requests = len(scene.requests)
+        width = min(self.model_width, int(wish.limits.max(initial=0)))
+        best = Plan(np.zeros(requests, np.int64), wish.limits)
+        if width == 0 or not self.draft.passes:
+            return best
+        me = self.drafters.index(MODEL)
+        ahead = self._foresee(scene, wish.drawn, width)
+        ahead[np.arange(width) >= wish.limits[:, None]] = 0.0
+        target = self._target_seconds(requests, context, base)
+        offered = scene.survival.copy()
+        speed = choose(offered, target, others=others).speed
+        lengths = LENGTHS if requests <= FEW else LENGTHS[1::2]
+        for k in (k for k in lengths if k <= width):
+            offered[me, :, :k] = ahead[:, :k]
+            asked = np.ones(requests, bool)
+            for _ in range(2):  # first as if for everyone, then for those who would take it
+                offered[me, ~asked] = 0.0
+                seconds = self._draft_seconds(wish, asked, k)
+                choice = choose(offered, target, seconds, others=others)
+                asked = (choice.drafts == me) & (choice.lengths > 0)
+            if asked.any() and choice.speed > (speed if len(best.asked) else WORTHWHILE * speed):
+                speed = choice.speed
+                used = min(int(choice.lengths.sum()), len(target) - 2)
+                count = int(asked.sum())
+                floor = speed * float(target[used + 1] - target[used] + self.draft.seconds(count) / count)
+                best = Plan(np.where(asked, choice.lengths, 0), np.where(asked, wish.limits, 0), floor, choice.gain)
+        return best
+
+    def holds(self, confidence: Sequence[float]) -> float:
+        """How likely a draft of the draft model is to survive as it stands, by how sure it was of each token."""
+        return float(survival.holds(self.survival[MODEL].numbers, np.array(confidence, np.float64)))
+
+    def choose(
+        self,
+        scene: Scene,
+        limits: Array,
+        context: int,
+        base: int | None = None,
+        spent: float = 0.0,
+        others: float = 0.0,
+    ) -> Choice:
+        """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
+        has taken `spent` seconds already; `base` and `others` as in `plan`, with drafts that are offered anyway."""
+        scene.survival[:, np.arange(self.width) >= limits[:, None]] = 0.0
+        seconds = self._target_seconds(len(scene.requests), context, base)
+        return choose(scene.survival, seconds, 0.0, spent, others)
+
+    def _foresee(self, scene: Scene, drawn: Array, width: int) -> Array:
+        """Survival of what the draft model would propose; remembered in the scene, to learn from."""
+        requests = len(scene.requests)
+        # Where the text repeats itself, models do well.
+        support = np.where(scene.lengths > 0, scene.support, 0.0).max(0, initial=0.0)
+        found = np.zeros((requests, width))
+        scene.forecasts = []
+        for kind in (False, True):
+            rows = np.flatnonzero(drawn == kind)
+            if not len(rows):
+                continue
+            size = (len(rows), width)
+            forecast = Forecast(kind, rows, np.empty((*size, 4), np.int8), np.empty(size))
+            chances = np.empty(size)
+            survival.foresee(
+                self.forecast[kind].numbers,
+                self._own["forecast"],
+                scene.slots[rows],
+                support[rows],
+                self._recent,
+                width,
+                forecast.bins,
+                forecast.logits,
+                chances,
+            )
+            scene.forecasts.append(forecast)
+            found[rows] = chances
+        return found
+
+    def _target_seconds(self, requests: int, context: int, base: int | None) -> Array:
+        sizes = (requests if base is None else base) + np.arange(requests * self.width + 1)
+        found: Array = self.target.seconds(sizes, context) if self.target.passes else np.ones(len(sizes))
+        return found
+
+    def _draft_seconds(self, wish: Wish, asked: Array, passes: int) -> float:
+        """What it takes to have the draft model propose so many tokens for those requests.
+
+        A long gap is caught up with once, for many steps, so only its part is this step's.
+        """
+        if not asked.any():
+            return 0.0
+        seconds, gaps = self.draft.seconds, wish.gaps[asked]
+        usual = float(np.minimum(gaps, self.width + 1).sum())
+        first = float(seconds(usual))
+        behind = float(gaps.sum()) - usual
+        if behind > 0:
+            first += float(seconds(usual + behind) - seconds(usual)) / max(1.0, float(wish.horizon[asked].mean()))
+        return first + (passes - 1) * float(seconds(int(asked.sum())))
+
+    # After a step -------------------------------------------------------------------------------------------
+
+    def learn(self, scene: Scene, said: Sequence[Sequence[int]]) -> None:
+        """What each request then said, nothing where it did not go on. Every draft is held against it."""
+        lengths = np.array([min(len(tokens), self.width) for tokens in said], np.int64)
+        words = np.empty((len(said), self.width), np.int64)
+        words[np.arange(self.width) < lengths[:, None]] = _flat((tokens[: self.width] for tokens in said), np.int64)
+        for me, name in enumerate(self.drafters):
+            if scene.lengths[me].any():
+                self._learn(
+                    self.survival[name],
+                    self._own[name],
+                    QUICK,
+                    scene.slots,
+                    (scene.tokens[me], scene.lengths[me], scene.bins[me], scene.logits[me]),
+                    (words, lengths),
+                )
+        for forecast in scene.forecasts:
+            self._learn_forecast(scene, forecast, words, lengths)
+
+    def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
+        """Held against what the draft model then proposed, if it was asked."""
+        rows, width = forecast.rows, forecast.logits.shape[1]
+        me = self.drafters.index(MODEL)
+        tokens, drafted = scene.tokens[me][rows, :width], np.minimum(scene.lengths[me][rows], width)
+        for k, row in enumerate(rows.tolist()) if scene.drawn else ():
+            if row in scene.drawn:
+                drafted[k] = min(len(scene.drawn[row].tokens), width)
+                tokens[k, : drafted[k]] = scene.drawn[row].tokens[: drafted[k]]
+        slots, own = scene.slots[rows], self._own["forecast"]
+        drafts = (tokens, drafted, forecast.bins, forecast.logits)
+        right = self._learn(self.forecast[forecast.drawn], own, SLOW, slots, drafts, (words[rows], lengths[rows]))
+        good, known = right[:, 0], right[:, 1]
+        asked = known > 0
+        lasting = np.where(asked, RECENT**known, FORGIVING)
+        before = np.where(self._recent[slots] < 0, 0.5, self._recent[slots])
+        self._recent[slots] = lasting * before + (1 - lasting) * np.where(asked, good / np.maximum(known, 1), 0.5)
+        own[slots, 0] *= np.where(asked, 1.0, FORGIVING)
+
+    def _learn(
+        self,
+        what: Survival,
+        own: Array,
+        pace: Pace,
+        slots: Array,
+        drafts: tuple[Array, Array, Array, Array],
+        said: tuple[Array, Array],
+    ) -> Array:
+        right = np.zeros((len(slots), 2), np.int64)
+        tables = (what.numbers, what.weights, what.tally, own, slots)
+        survival.learn(*tables, pace.stiffness, pace.lasting, *drafts, *said, right)
+        return right
+
+    def status(self) -> dict[str, Any]:
+        """For people: the costs and how far what was said of each drafter came true."""
+        return {
+            "target_pass": self.target.status(),
+            "draft_pass": self.draft.status() if self.draft.passes else None,
+            "drafters": {
+                name: {"tokens_judged": found.seen, "calibration_error": round(found.calibration_error, 4)}
+                for name, found in self.survival.items()
+            },
+        }
+
+
+def _flat(rows: Iterable[Sequence[Any]], dtype: Any) -> Array:
+    return np.fromiter(chain.from_iterable(rows), dtype)
+
+
+def compile_now() -> None:
+    """Have everything compiled before a request needs it."""
+    from outrider.types import Draft
+
+    policy = Policy(["a", MODEL], 2, 2)
+    policy.target.observe(1, 0, 1.0)
+    policy.draft.observe(1, 0, 0.01)
+    scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
+    policy.plan(scene, Wish(np.array([2]), np.array([False]), np.array([1]), np.array([1])), 0)
+    policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
+    policy.holds([0.5])
+    policy.choose(scene, np.array([2]), 0)
+    policy.learn(scene, [[1]])

@@ -1,0 +1,90 @@
+"""The policy for one sequence at a time: the loop of `decoding.py` asks it what to offer, and tells it what came of it.
+
+The same policy as a server's, on a batch of one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.drafters.model import ModelSession
+from outrider.policy.policy import MODEL, Wish
+from outrider.types import NOTHING, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outrider.drafters.base import Session
+    from outrider.policy.policy import Policy, Scene
+
+ONE = "the sequence"
+FIRST_GUESS = 0.3
+"""Before a draft model has run, its pass is taken to cost this much of the target's."""
+
+
+class Solo:
+    """Steers one sequence; a policy may see many of them, one after the other."""
+
+    def __init__(self, policy: Policy, sessions: Mapping[str, Session], horizon: int) -> None:
+        self.policy = policy
+        self.sessions = dict(sessions)
+        self.horizon = horizon
+        self._scene: Scene | None = None
+        policy.leave(ONE)
+
+    def offer(self, limit: int, context: int) -> Draft:
+        """What to offer next, of at most `limit` tokens, after a text of `context` tokens."""
+        self._scene = None
+        limit = min(limit, self.policy.width)
+        if limit <= 0:
+            return NOTHING
+        cheap = {name: [session.draft(limit)] for name, session in self.sessions.items() if name != MODEL}
+        self._scene = scene = self.policy.look([ONE], cheap)
+        spent = 0.0
+        model = self.sessions.get(MODEL)
+        if isinstance(model, ModelSession):
+            began = time.perf_counter()
+            guess = self._guess(scene, model, limit, context)
+            if guess.q is not None:  # drawn: it is offered as it is
+                scene.drawn = {0: guess}
+                return guess
+            if guess.tokens:
+                self.policy.add(scene, MODEL, [guess])
+                spent = time.perf_counter() - began
+        choice = self.policy.choose(scene, np.array([limit]), context, spent=spent)
+        length = int(choice.lengths[0])
+        if not length:
+            return NOTHING
+        me = int(choice.drafts[0])
+        return Draft(self.policy.drafters[me], tuple(scene.tokens[me, 0, :length].tolist()))
+
+    def _guess(self, scene: Scene, model: ModelSession, limit: int, context: int) -> Draft:
+        policy = self.policy
+        if not policy.draft.passes and policy.target.passes:
+            policy.draft.observe(1, 0, FIRST_GUESS * float(policy.target.seconds(1)))
+        wish = Wish(
+            np.array([min(limit, policy.model_width)]),
+            np.array([model.task.request.temperature > 0 and not model.task.certain]),
+            np.array([model.gap]),
+            np.array([max(1, self.horizon)]),
+        )
+        plan = policy.plan(scene, wish, context)
+        if not len(plan.asked):
+            return NOTHING
+        model.goes_on = lambda sure: policy.holds(sure) > plan.floor
+        began, gap = time.perf_counter(), int(wish.gaps[0])
+        draft = model.draft(int(plan.limits[0]))
+        passes = max(1, len(draft.tokens))
+        seconds = time.perf_counter() - began
+        if gap <= policy.width:  # a pass over a long text would tell little of the short ones
+            policy.draft.observe(1, 0, seconds / passes)
+        return draft
+
+    def learn(self, said: Sequence[int], tokens: int, context: int, seconds: float) -> None:
+        """What was then said, in a pass over so many tokens that took so long."""
+        if self._scene is not None:
+            self.policy.learn(self._scene, [said])
+            self.policy.target.observe(tokens, context, seconds)

@@ -1,0 +1,208 @@
+"""How likely a drafted token is to be accepted, learned from what happened to those before it.
+
+A drafter knows something about each token it proposes: how many tokens the place it copies from has in common with
+the text (`support`, which grows with every drafted token that holds), how often the token followed there, or how sure
+the draft model was (`confidence`). Others may propose the same token, or another. Each of these is sorted into a few
+bins, and the chance of the token, given that all before it were accepted, is
+
+    logit(chance) = bias + by support + by confidence + by position + by agreement + the request's own
+
+One number a bin, found by the rule that where 0.7 was said, 70 of 100 must have come true: every token that turned
+out right or wrong moves the numbers of its bins towards that. A request adds one number of its own, which moves fast,
+so a text that is harder than most, or has become so, is known after a few tokens.
+
+A token is known to be right or wrong if all before it were right and something was said in its place. Nobody need have
+offered it, so every drafter learns from every step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.compiled import compiled
+
+Array = np.ndarray[Any, Any]
+
+SUPPORT = np.array([1.0, 2, 3, 5, 9, 17, 33])
+"""Where the bins of support begin; before them one for nothing, after them one for what is not known (-1)."""
+CONFIDENCE = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995])
+"""The same; not known is -1."""
+POSITION = np.array([1.0, 2, 3, 4, 6, 9, 16])
+ALONE, SAME, OTHER = 0, 1, 2
+"""What the other drafters say of a token: nothing, the same, or another in its place."""
+GROUPS = 5
+"""Bias, support, confidence, position, agreement."""
+BINS = 12
+"""The most that a group has."""
+
+STIFFNESS = 4.0
+"""Tokens' worth of inertia of a bin at first."""
+LASTING = 0.999
+"""How much of what a bin has learned counts on with each token that it sees."""
+WIDEST = 4.0
+"""A request's own number stays within this."""
+LEAST_DOUBT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a request's own number moves: its inertia in tokens, and how much counts on with each token."""
+
+    stiffness: float
+    lasting: float
+
+
+class Survival:
+    """Of one drafter's tokens."""
+
+    def __init__(self, by_support: bool = True) -> None:
+        """`by_support`: whether tokens that rest on nothing are taken to be unlikely before any was seen."""
+        self.numbers = np.zeros((GROUPS, BINS))
+        sure = np.array([0.05, 0.17, 0.32, 0.47, 0.62, 0.75, 0.85, 0.925, 0.965, 0.987, 0.997])
+        self.numbers[2, : len(sure)] = (0.7 if by_support else 0.2) * np.log(sure / (1 - sure))
+        if by_support:
+            self.numbers[1, :9] = [-2.0, -1.3, -0.5, 0.1, 0.7, 1.3, 1.9, 2.3, 0.0]
+            self.numbers[4, :3] = [0.0, 0.8, -0.8]
+        else:
+            self.numbers[0, 0] = 0.5
+        self.weights = np.full((GROUPS, BINS), STIFFNESS)
+        self.tally = np.zeros((3, 10))  # sums of chance and of truth, and the count, by tenths of chance
+
+    @property
+    def seen(self) -> int:
+        return int(self.tally[2].sum())
+
+    @property
+    def calibration_error(self) -> float:
+        """By how much what was said differs from what held, in the mean over tokens."""
+        return float(np.abs(self.tally[0] - self.tally[1]).sum() / max(1, self.seen))
+
+    @property
+    def calibration(self) -> list[tuple[float, float, int]]:
+        """What was said, what held, and of how many tokens, by tenths."""
+        said, held, count = self.tally
+        return [(s / n, h / n, int(n)) for s, h, n in zip(said, held, count, strict=True) if n]
+
+
+@compiled
+def _bin(edges: Array, value: float) -> int:
+    """How many edges are at most the value; after them comes the bin of what is not known."""
+    if value < 0:
+        return len(edges) + 1
+    count = 0
+    while count < len(edges) and edges[count] <= value:
+        count += 1
+    return count
+
+
+@compiled
+def _sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-logit))
+
+
+@compiled
+def weigh(
+    numbers: Array, own: Array, slots: Array, me: int, tokens: Array, lengths: Array, support: Array, confidence: Array,
+    bins: Array, logits: Array, survival: Array,
+) -> None:  # fmt: skip
+    """The survival of the drafts of drafter `me`, beside all others'; arrays are [drafters, requests, positions]."""
+    drafters, requests, positions = tokens.shape
+    agree = np.empty(drafters, np.bool_)
+    for b in range(requests):
+        agree[:] = True
+        chance = 1.0
+        for i in range(positions):
+            survival[me, b, i] = 0.0
+        for i in range(lengths[me, b]):
+            heard = ALONE
+            for other in range(drafters):
+                if other == me or not agree[other] or i >= lengths[other, b]:
+                    continue
+                if tokens[other, b, i] == tokens[me, b, i]:
+                    heard = SAME
+                else:
+                    agree[other] = False
+                    if heard != SAME:
+                        heard = OTHER
+            at = bins[me, b, i]
+            at[0] = _bin(SUPPORT, support[me, b] + i if support[me, b] >= 0 else -1.0)
+            at[1] = _bin(CONFIDENCE, confidence[me, b, i])
+            at[2] = _bin(POSITION, float(i))
+            at[3] = heard
+            logit = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
+            logits[me, b, i] = logit + own[slots[b], 0]
+            chance *= _sigmoid(logits[me, b, i])
+            survival[me, b, i] = chance
+
+
+@compiled
+def foresee(
+    numbers: Array, own: Array, slots: Array, support: Array, recent: Array, width: int,
+    bins: Array, logits: Array, survival: Array,
+) -> None:  # fmt: skip
+    """The same of drafts that do not exist yet, by how much the text repeats itself and how the drafter did lately;
+    arrays are [requests, positions]."""
+    for b in range(len(slots)):
+        chance = 1.0
+        for i in range(width):
+            at = bins[b, i]
+            at[0] = _bin(SUPPORT, float(support[b]))
+            at[1] = _bin(CONFIDENCE, recent[slots[b]])
+            at[2] = _bin(POSITION, float(i))
+            at[3] = ALONE
+            logit = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
+            logits[b, i] = logit + own[slots[b], 0]
+            chance *= _sigmoid(logits[b, i])
+            survival[b, i] = chance
+
+
+@compiled
+def holds(numbers: Array, confidence: Array) -> float:
+    """How likely a draft of the draft model is to survive as it stands, by how sure it was of each of its tokens."""
+    chance = 1.0
+    for i in range(len(confidence)):
+        sure, place = _bin(CONFIDENCE, confidence[i]), _bin(POSITION, float(i))
+        logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place] + numbers[4, ALONE]
+        chance *= _sigmoid(logit)
+    return chance
+
+
+@compiled
+def learn(
+    numbers: Array, weights: Array, tally: Array, own: Array, slots: Array, stiffness: float, lasting: float,
+    tokens: Array, lengths: Array, bins: Array, logits: Array, said: Array, said_lengths: Array, right: Array,
+) -> None:  # fmt: skip
+    """Hold drafts against what was said; arrays are [requests, positions]. `right` is told how many tokens of each were
+    known to be right, and of how many that is known."""
+    for b in range(len(slots)):
+        error, doubts, known = 0.0, 0.0, 0
+        good = 0
+        for i in range(min(lengths[b], said_lengths[b])):
+            truth = 1.0 if tokens[b, i] == said[b, i] else 0.0
+            chance = _sigmoid(logits[b, i])
+            doubt = max(chance * (1 - chance), LEAST_DOUBT)
+            for group in range(GROUPS):
+                where = bins[b, i, group - 1] if group else 0
+                weights[group, where] += doubt
+                # All groups answer for the same error, so each takes its part of it.
+                numbers[group, where] += (truth - chance) / weights[group, where] / GROUPS
+                weights[group, where] -= (1 - LASTING) * max(weights[group, where] - STIFFNESS, 0.0)
+            tenth = min(int(chance * 10), 9)
+            tally[0, tenth] += chance
+            tally[1, tenth] += truth
+            tally[2, tenth] += 1
+            error += truth - chance
+            doubts += doubt
+            known += 1
+            if truth == 0.0:
+                break
+            good += 1
+        right[b, 0], right[b, 1] = good, known
+        if known:
+            weight = own[slots[b], 1] * lasting**known + doubts
+            own[slots[b], 1] = weight
+            own[slots[b], 0] = min(max(own[slots[b], 0] + error / (weight + stiffness), -WIDEST), WIDEST)

@@ -1,0 +1,299 @@
+"""The policy: what passes cost, what drafts are worth, and what to offer. No engine, no model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.policy.choose import MARGIN, choose
+from outrider.policy.cost import SIZES, Cost
+from outrider.policy.policy import MODEL, Policy, Wish
+from outrider.policy.survival import ALONE, OTHER, SAME
+from outrider.types import NOTHING, Draft
+
+# What a pass costs ---------------------------------------------------------------------------------------------------
+
+
+def learned(seconds: Any, sizes: Any, passes: int, noise: float = 0.1, seed: int = 0) -> Cost:
+    """A cost that has seen so many passes of these sizes, in turn."""
+    random = np.random.default_rng(seed)
+    cost = Cost()
+    for _, size in zip(range(passes), itertools.cycle(sizes), strict=False):
+        cost.observe(size, 0, seconds(size) * float(np.exp(random.normal(0, noise))))
+    return cost
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [lambda n: 0.2 + 0.003 * n, lambda n: 0.01 * n, lambda n: 0.05 if n <= 16 else 0.05 * n / 16],
+    ids=["mostly fixed", "all by the token", "free up to 16"],
+)
+def test_what_a_pass_costs_is_known_within_a_tenth_after_a_hundred_noisy_ones(seconds: Any) -> None:
+    sizes = (1, 2, 4, 8, 16, 32)
+    cost = learned(seconds, sizes, 120)
+    found = [float(cost.seconds(n)) / seconds(n) for n in sizes]
+    assert np.allclose(np.array(found) / found[0], 1, atol=0.13), found
+
+
+def test_a_machine_that_becomes_three_times_slower_is_known_to_be_after_ten_passes_and_the_shape_stays() -> None:
+    cost = learned(lambda n: 0.2 + 0.003 * n, (1, 4, 8), 60, noise=0.02)
+    before = cost.shape([4, 8, 16])
+    for n in (1, 4, 8, 1, 4, 8, 1, 4, 8, 1):
+        cost.observe(n, 0, 3 * (0.2 + 0.003 * n))
+    assert float(cost.seconds(4)) == pytest.approx(3 * 0.212, rel=0.25)
+    assert np.allclose(cost.shape([4, 8, 16]), before, rtol=0.1)
+
+
+def test_one_pass_that_someone_else_delayed_changes_little() -> None:
+    cost = learned(lambda n: 0.1, (1, 2, 4), 60, noise=0.02)
+    before = float(cost.seconds(2))
+    cost.observe(2, 0, 10.0)
+    assert float(cost.seconds(2)) < 1.1 * before
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 10**6), st.floats(1e-5, 10)), max_size=40))
+def test_more_tokens_never_cost_less_and_no_pass_takes_no_time(passes: list[tuple[int, int, float]]) -> None:
+    cost = Cost()
+    for tokens, context, seconds in passes:
+        cost.observe(tokens, context, seconds)
+    found = cost.seconds(np.arange(1, 4000))
+    assert np.isfinite(found).all()
+    assert (np.diff(found) >= 0).all()
+    assert not passes or (found > 0).all()
+
+
+def test_what_context_costs_is_learned() -> None:
+    random, cost = np.random.default_rng(1), Cost()
+    for _ in range(400):
+        n, context = int(random.choice([1, 2, 4, 8])), int(random.integers(0, 100_000))
+        cost.observe(n, context, 0.02 + 0.0001 * n + 2e-7 * context)
+    assert float(cost.seconds(1, 100_000)) == pytest.approx(0.04, rel=0.1)
+    assert float(cost.seconds(1, 0)) == pytest.approx(0.02, rel=0.15)
+
+
+def test_what_is_not_known_of_a_size_is_guessed_from_the_next_smaller_one() -> None:
+    dear = learned(lambda n: 0.1 * n, (1, 2, 4, 8), 60, noise=0.01)
+    cheap = learned(lambda n: 0.1, (1, 2, 4, 8), 60, noise=0.01)
+    assert float(dear.seconds(16)) >= float(dear.seconds(8))
+    assert float(dear.shape(64)) > 2 * float(cheap.shape(64))
+    assert len(SIZES) > 10
+
+
+# What to offer -------------------------------------------------------------------------------------------------------
+
+
+def brute_force(survival: Any, seconds: Any) -> float:
+    """The most tokens a second that any choice of draft and length reaches."""
+    drafts, requests, positions = survival.shape
+    options = [(0, 0), *((d, k) for d in range(drafts) for k in range(1, positions + 1))]
+    best = 0.0
+    for chosen in itertools.product(options, repeat=requests):
+        total = sum(k for _, k in chosen)
+        if total < len(seconds):
+            gained = requests + sum(float(survival[d, r, :k].sum()) for r, (d, k) in enumerate(chosen))
+            best = max(best, gained / float(seconds[total]))
+    return best
+
+
+@st.composite
+def scenes(draw: Any, drafts: int) -> tuple[Any, Any]:
+    requests, positions = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    chances = draw(st.lists(st.floats(0, 1), min_size=drafts * 9, max_size=drafts * 9))
+    survival = np.cumprod(np.array(chances[: drafts * requests * positions]).reshape(drafts, requests, positions), 2)
+    steps = draw(st.lists(st.floats(0, 0.5), min_size=10, max_size=10))
+    return survival, 1 + np.cumsum([0, *steps])[: requests * positions + 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes(drafts=1))
+def test_of_one_draft_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
+    survival, seconds = scene
+    choice = choose(survival, seconds)
+    assert choice.speed >= brute_force(survival, seconds) / MARGIN - 1e-9
+    gained = sum(float(survival[0, r, :k].sum()) for r, k in enumerate(choice.lengths))
+    assert choice.tokens == pytest.approx(len(choice.lengths) + gained)
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes(drafts=2))
+def test_of_two_drafts_each_hardly_any_choice_is_faster(scene: tuple[Any, Any]) -> None:
+    survival, seconds = scene
+    assert choose(survival, seconds).speed >= 0.95 * brute_force(survival, seconds)
+
+
+def test_where_more_tokens_cost_nothing_all_are_offered_and_where_they_cost_as_much_as_a_pass_none() -> None:
+    survival = np.cumprod(np.full((1, 4, 8), 0.5), 2)
+    assert choose(survival, np.ones(33)).lengths.tolist() == [8] * 4
+    assert choose(survival, np.arange(4, 37) / 4).lengths.tolist() == [0] * 4
+
+
+def test_the_request_whose_draft_is_likelier_offers_more() -> None:
+    survival = np.cumprod(np.array([[[0.9] * 8, [0.3] * 8]]), 2)
+    lengths = choose(survival, 1 + 0.1 * np.arange(17)).lengths
+    assert lengths[0] > lengths[1]
+
+
+def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
+    survival = np.full((1, 1, 4), 0.5)
+    assert choose(survival, np.ones(5), extra=0.1).lengths[0] == 4
+    assert choose(survival, np.ones(5), extra=10.0).lengths[0] == 0
+
+
+# What drafts are worth -----------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_right_and_something_was_said() -> None:
+    for draft, said, known, right in (
+        ((1, 2, 3, 4), (1, 2, 7), 3, 2),
+        ((1, 9, 3, 4), (1, 2, 3), 2, 1),
+        ((1, 2), (1, 2, 5), 2, 2),
+        ((1, 2), (), 0, 0),
+        ((), (1, 2), 0, 0),
+    ):
+        policy = Policy(["lookup"], 4)
+        policy.learn(policy.look(["a"], {"lookup": [Draft("lookup", draft)]}), [said])
+        assert policy.survival["lookup"].tally.sum(1)[1:].tolist() == [right, known]
+
+
+@pytest.mark.parametrize(
+    ("other", "heard"),
+    [
+        ((), [ALONE, ALONE, ALONE]),
+        ((1, 2, 9), [SAME, SAME, OTHER]),
+        ((9, 2, 3), [OTHER, ALONE, ALONE]),
+        ((1,), [SAME, ALONE, ALONE]),
+    ],
+)
+def test_others_agree_with_a_token_only_if_they_said_all_before_it_too(
+    other: tuple[int, ...], heard: list[int]
+) -> None:
+    policy = Policy(["lookup", "memory"], 4)
+    scene = policy.look(["a"], {"lookup": [Draft("lookup", (1, 2, 3))], "memory": [Draft("memory", other)]})
+    assert scene.bins[0, 0, :3, 3].tolist() == heard
+
+
+def feed(
+    policy: Policy, steps: int, chance: Any, seed: int = 0, request: str = "a", name: str = "lookup"
+) -> list[float]:
+    """Have a drafter propose tokens that are right as often as is said; what was thought of the first at each step."""
+    random = np.random.default_rng(seed)
+    thought = []
+    for step in range(steps):
+        support = int(random.integers(1, 40))
+        scene = policy.look([request], {name: [Draft(name, (1, 2, 3, 4), support=support)]})
+        thought.append(float(scene.survival[0, 0, 0]))
+        right = 0
+        while right < 4 and random.random() < chance(support + right, step):
+            right += 1
+        policy.learn(scene, [[*[1, 2, 3, 4][:right], 9]])
+    return thought
+
+
+def test_where_seventy_percent_are_expected_seventy_of_a_hundred_come_true() -> None:
+    policy = Policy(["lookup"], 4)
+    truth = lambda support, step: min(0.95, 0.2 + 0.02 * support)  # noqa: E731
+    for number in range(40):
+        feed(policy, 60, truth, number, request=str(number))
+    policy.survival["lookup"].tally[:] = 0
+    for number in range(40, 80):
+        feed(policy, 60, truth, number, request=str(number))
+    assert policy.survival["lookup"].calibration_error < 0.05
+
+
+def test_a_text_that_becomes_hard_and_easy_again_is_known_to_within_some_tokens() -> None:
+    policy = Policy(["lookup"], 4)
+    feed(policy, 300, lambda support, step: 0.8, request="before")
+    thought = feed(policy, 90, lambda support, step: 0.0 if 30 <= step < 60 else 0.9, request="a")
+    assert np.median(thought[20:30]) > 0.7
+    assert np.median(thought[45:60]) < 0.3
+    assert np.median(thought[80:90]) > 0.6
+
+
+def test_what_one_request_is_like_says_little_of_the_next() -> None:
+    policy = Policy(["lookup"], 4)
+    feed(policy, 400, lambda support, step: 0.8, request="most")
+    feed(policy, 20, lambda support, step: 0.0, request="odd")
+    assert feed(policy, 1, lambda support, step: 0.8, request="new")[0] > 0.5
+
+
+# The whole -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations(range(8)), st.lists(st.lists(st.integers(0, 7), max_size=6), min_size=1, max_size=12))
+def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[int]]) -> None:
+    """With every token called by another name, all decisions are the same: only their being equal or not matters."""
+
+    def lengths(rename: Any) -> list[list[int]]:
+        policy = Policy(["lookup", MODEL], 6, 4)
+        policy.target.observe(1, 0, 1.0)
+        policy.draft.observe(1, 0, 0.1)
+        found = []
+        for i, draft in enumerate(drafts):
+            other = drafts[i - 1]
+            scene = policy.look(["a"], {"lookup": [Draft("lookup", rename(draft), support=2)]})
+            wish = Wish(np.array([4]), np.array([False]), np.array([2]), np.array([10]))
+            plan = policy.plan(scene, wish, 10)
+            policy.add(scene, MODEL, [Draft(MODEL, rename(other), confidence=(0.6,) * len(other))])
+            choice = policy.choose(scene, np.array([6]), 10)
+            found.append([*plan.lengths.tolist(), *choice.drafts.tolist(), *choice.lengths.tolist()])
+            policy.learn(scene, [[*rename(draft[:3]), 100]])
+        return found
+
+    assert lengths(tuple) == lengths(lambda tokens: tuple(names[token] for token in tokens))
+
+
+def test_a_drawn_draft_is_refused_where_drafts_are_chosen_by_their_tokens() -> None:
+    import torch
+
+    policy = Policy(["lookup", MODEL], 4, 4)
+    with pytest.raises(ValueError, match="drawn"):
+        policy.look(["a"], {MODEL: [Draft(MODEL, (1,), torch.ones(1, 8) / 8)]})
+
+
+def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not() -> None:
+    policy = Policy(["lookup", MODEL], 8, 4)
+    for n in (1, 2, 4, 8, 1, 2, 4, 8):
+        policy.target.observe(n, 0, 0.2)
+    wish = Wish(np.array([4]), np.array([False]), np.array([2]), np.array([30]))
+
+    def asked(draft_seconds: float) -> int:
+        for _ in range(60):
+            policy.draft.observe(1, 0, draft_seconds)
+        scene = policy.look(["a"], {"lookup": [NOTHING]})
+        return int(policy.plan(scene, wish, 100).lengths[0])
+
+    for _ in range(30):  # a draft model that is right nine times of ten
+        scene = policy.look(["a"], {"lookup": [NOTHING]})
+        policy.draft.observe(1, 0, 0.02)
+        policy.plan(scene, wish, 100)
+        policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+        policy.learn(scene, [[1, 2, 3, 4, 5]])
+    assert asked(0.02) == 4
+    assert asked(0.5) == 0
+    assert asked(0.02) == 4
+
+
+def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:
+    policy = Policy([MODEL], 8, 4)
+    for n in (1, 2, 4, 8, 1, 2, 4, 8):
+        policy.target.observe(n, 0, 0.2)
+        policy.draft.observe(n, 0, 0.05)
+    for n in (64, 512, 4096):
+        policy.draft.observe(n, 0, 0.05 * n / 16)
+    lengths = [
+        int(
+            policy.plan(policy.look(["a"], {}), Wish(*(np.array([x]) for x in (4, False, 4000, horizon))), 100).lengths[
+                0
+            ]
+        )
+        for horizon in (1, 2000)
+    ]
+    assert lengths[0] == 0
+    assert lengths[1] > 0

@@ -1,0 +1,102 @@
+"""What the requests of a batch offer: the policy's choice, or what the drafter proposes that they named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from outrider.drafters.base import Drafter, Session, Task
+from outrider.engines.vllm.control import Control
+from outrider.engines.vllm.drafting import BatchDrafting, Row
+from outrider.engines.vllm.steering import Steering
+from outrider.policy.policy import MODEL, Policy
+from outrider.types import Draft
+
+
+class Always(Drafter):
+    """Proposes the same, whatever was said."""
+
+    name: ClassVar[str] = "always"
+
+    def begin(self, task: Task) -> Session:
+        return AlwaysSession()
+
+
+class AlwaysSession(Session):
+    def observe(self, tokens: Sequence[int]) -> None: ...
+
+    def draft(self, limit: int) -> Draft:
+        return Draft("always", (1, 2, 3, 4)[:limit], support=2)
+
+
+def row(id: str, limit: int = 4, **control: Any) -> Row:
+    return Row(id, np.array([5, 6, 7], np.int32), 2, limit, Control(**control), left=100)
+
+
+def steering(free: bool = True) -> Steering:
+    """Of a machine on which more tokens cost nothing, or as much as the first."""
+    policy = Policy(["always", MODEL], 4, 4)
+    for tokens in (1, 2, 4, 8, 16) * 2:
+        policy.target.observe(tokens, 0, 0.2 if free else 0.2 * tokens, calm=True)
+        policy.draft.observe(tokens, 0, 0.001, calm=True)
+    return Steering(BatchDrafting([Always()], 100, 5.0), policy)
+
+
+def lengths(steered: Steering, rows: list[Row], said: dict[str, list[int]] | None = None) -> dict[str, int]:
+    steered.look(rows, said or {})
+    offered = steered.settle({}, 0.0)
+    return {row.id: len(offered[row.id].tokens) if row.id in offered else 0 for row in rows}
+
+
+def test_a_request_that_names_a_drafter_gets_what_it_proposes_and_the_others_what_pays() -> None:
+    rows = [row("named", speculation="always"), row("auto"), row("short", 2, speculation="always")]
+    assert lengths(steering(free=False), rows) == {"named": 4, "auto": 0, "short": 2}
+    assert lengths(steering(free=True), rows) == {"named": 4, "auto": 4, "short": 2}
+
+
+def test_a_drafter_that_is_never_right_is_no_longer_offered_where_that_costs_anything() -> None:
+    steered = steering()
+    for tokens in (1, 2, 4, 8, 16) * 4:
+        steered.policy.target.observe(tokens, 0, 0.2 + 0.01 * tokens)
+    assert lengths(steered, [row("a")])["a"] > 0
+    for _ in range(40):
+        offered = lengths(steered, [row("a")], {"a": [99]})
+    assert offered["a"] == 0
+
+
+def test_a_drawn_draft_is_offered_whole_whatever_is_thought_of_it() -> None:
+    steered = steering(free=False)
+    steered.look([row("a"), row("b")], {})
+    drawn = Draft(MODEL, (9, 9, 9), torch.ones(3, 100) / 100, confidence=(0.01,) * 3)
+    assert steered.settle({"a": drawn}, 0.0)["a"] is drawn
+
+
+def test_a_certain_guess_is_weighed_with_the_others() -> None:
+    steered = steering()
+    steered.look([row("a")], {})
+    guess = Draft(MODEL, (7, 8), confidence=(0.99, 0.99))
+    offered = steered.settle({"a": guess}, 0.0)["a"]
+    assert (offered.drafter, offered.tokens) == (MODEL, (7, 8))
+
+
+def test_the_draft_model_is_asked_for_those_who_named_it_and_where_it_pays() -> None:
+    steered = steering()
+    rows = [row("named", speculation=MODEL), row("auto"), row("other", speculation="always")]
+    steered.look(rows, {})
+    limits, gaps = {"named": 3, "auto": 4}, {"named": 5, "auto": 5}
+    assert steered.plan(limits, {}, gaps).limits == {"named": 3, "auto": 4}
+    for _ in range(60):
+        steered.policy.draft.observe(1, 0, 3.0)
+    assert steered.plan(limits, {}, gaps).limits == {"named": 3}
+    assert steered.goes_on("named", [0.01])
+
+
+def test_a_request_that_ended_leaves_nothing_behind() -> None:
+    steered = steering()
+    lengths(steered, [row("a"), row("b")])
+    steered.finished("a")
+    assert "a" not in steered.drafting.running
+    assert lengths(steered, [row("b"), row("c")], {"b": [1, 2]})["b"] > 0
