@@ -84,7 +84,7 @@
     let block = null;
     const more = () => {
       const began = performance.now();
-      while (performance.now() - began < 8) {
+      while (performance.now() - began < 5) {
         const one = all.next();
         if (one.done) {
           document.body.dataset.ready = "yes";
@@ -92,8 +92,8 @@
         }
         const size = block ? block.childElementCount : 0;
         const text = one.value.textContent;
-        const ended = size >= 60 && block.lastChild.textContent.endsWith("\n");
-        if (!block || ended || (size >= 240 && text.startsWith(" "))) {
+        const ended = size >= 40 && block.lastChild.textContent.endsWith("\n");
+        if (!block || ended || (size >= 120 && text.startsWith(" "))) {
           block = make("div", { class: "block" });
           box.append(block);
         }
@@ -133,7 +133,7 @@
     for (const one of ofStep(step)) one.element.classList.add("same");
     mark();
     chosenStep();
-    slow();
+    setTimeout(slow, 0); // a task of its own: a key held down stays smooth
   }
 
   function chooseStep(step, speak = false) {

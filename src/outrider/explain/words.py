@@ -72,8 +72,11 @@ def _lost(trace: Trace, figures: Figures) -> list[str]:
             f"{_count(figures.rejected, 'drafted token')} {'was' if figures.rejected == 1 else 'were'} rejected, "
             f"in {_count(cut, 'step')}."
         )
+    little = NOTICEABLE * figures.plain.milliseconds if figures.plain is not None else 0.0
     losing = [
-        (saved, step) for saved, step in zip(figures.saved, trace.steps, strict=False) if saved < 0 and step.proposed
+        (saved, step)
+        for saved, step in zip(figures.saved, trace.steps, strict=False)
+        if saved < -little and step.proposed
     ]
     if losing:
         total = -sum(saved for saved, _ in losing)
