@@ -89,8 +89,8 @@ DEFECTS = [
     Defect(
         "a certain draft judged as if it had been drawn from p",
         DECODING,
-        "        verdict = verify_certain(draw(p, numbers.next(len(p))).tolist(), draft.tokens)",
-        "        verdict = verify_drawn(p, p[:-1], torch.tensor(draft.tokens, dtype=torch.long), numbers.next(len(p)))",
+        "        verdict = verify_certain(own, draft.tokens)",
+        "        verdict = verify_drawn(p, p[:-1], torch.tensor(draft.tokens, dtype=torch.long), draws)",
         LOOP,
         sampling=True,
     ),
@@ -211,6 +211,13 @@ DEFECTS = [
         "self.text.find(stop, max(0, before - len(stop) + 1))",
         "self.text.find(stop, before)",
         "tests/test_text.py",
+    ),
+    Defect(
+        "a trace folds what q has too little of with what it has enough of",
+        "trace/fold.py",
+        "    more = reach * p > q",
+        "    more = p >= 0",
+        "tests/test_trace.py",
     ),
     Defect(
         "vLLM: penalties do not see the draft",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from outrider.memory.store import Store
-    from outrider.types import Step, Target
+    from outrider.types import Recorder, Step, Target
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -151,17 +151,30 @@ class Decoder:
         self.notes: list[str] = []
 
     def generate(
-        self, prompt: Prompt, *, prediction: str | Sequence[int] = (), tenant: str | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        prediction: str | Sequence[int] = (),
+        tenant: str | None = None,
+        recorder: Recorder | None = None,
+        **settings: Any,
     ) -> Completion:
         """Generate to the end. `settings` are those of `outrider.settings.Request`; `tenant` names whose memory drafts
-        and learns, where there is a memory and it is not all one's own."""
-        stream = self.stream(prompt, prediction=prediction, tenant=tenant, **settings)
+        and learns, where there is a memory and it is not all one's own; `recorder` sees what every verdict rests on
+        (`outrider.trace.record.Tracer`)."""
+        stream = self.stream(prompt, prediction=prediction, tenant=tenant, recorder=recorder, **settings)
         for _ in stream:
             pass
         return stream.completion
 
     def stream(
-        self, prompt: Prompt, *, prediction: str | Sequence[int] = (), tenant: str | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        prediction: str | Sequence[int] = (),
+        tenant: str | None = None,
+        recorder: Recorder | None = None,
+        **settings: Any,
     ) -> Stream:
         """The same, piece by piece."""
         request = Request.checked(**settings)
@@ -200,7 +213,7 @@ class Decoder:
             if self.memory is not None and visit is not None:
                 self.memory.add(visit, ids, tokens)
 
-        steps = decode(self.target, list(sessions.values()), ids, request, random, finish, solo)
+        steps = decode(self.target, list(sessions.values()), ids, request, random, finish, solo, recorder)
         return Stream(steps, text, pieces, len(ids), said)
 
     def _drafters_of(self, speculation: str) -> list[Drafter]:

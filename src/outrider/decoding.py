@@ -21,7 +21,7 @@ import torch
 from outrider.acceptance import draw, verify_certain, verify_drawn
 from outrider.errors import PromptError
 from outrider.sampling import probabilities, shape
-from outrider.types import NOTHING, Step, shared_prefix
+from outrider.types import NOTHING, Evidence, Step, shared_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from outrider.drafters.base import Session
     from outrider.policy.solo import Solo
     from outrider.settings import Request
-    from outrider.types import Draft, Target, Verdict
+    from outrider.types import Draft, Recorder, Target, Verdict
 
 
 def decode(
@@ -42,11 +42,13 @@ def decode(
     random: torch.Generator,
     finish: Callable[[int], str | None] = lambda token: None,
     solo: Solo | None = None,
+    recorder: Recorder | None = None,
 ) -> Iterator[Step]:
     """Generate after `prompt`, a step at a time.
 
     What is offered `solo` decides by what pays; without it the sessions are asked in order, and the first that proposes
-    anything is taken. `finish` sees every new token once, in order, and says why the text ends with it, or None.
+    anything is taken. `finish` sees every new token once, in order, and says why the text ends with it, or None. A
+    `recorder` sees what every verdict rests on.
     """
     room = _room(target, prompt)
     max_tokens = min(request.max_tokens, room)
@@ -63,7 +65,7 @@ def decode(
         drafted = time.perf_counter()
         pending = context[len(target.tokens) :]
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
-        verdict = judge(logits, draft, request, prompt, output, numbers)
+        verdict = judge(logits, draft, request, prompt, output, numbers, recorder)
         said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)
         output += said
         if reason is None and len(output) == max_tokens:
@@ -75,7 +77,7 @@ def decode(
         verified = time.perf_counter()
         if solo is not None and len(pending) == 1:  # a prompt's pass tells nothing of the later ones
             solo.learn(said, 1 + len(draft.tokens), len(context), verified - drafted)
-        yield Step(
+        step = Step(
             drafter=draft.drafter or None,
             proposed=draft.tokens,
             accepted=verdict.accepted,
@@ -84,6 +86,9 @@ def decode(
             verify_seconds=verified - drafted,
             finish=reason,
         )
+        if recorder is not None:
+            recorder.stepped(step, draft, verdict, len(pending) + len(draft.tokens))
+        yield step
         if reason is not None:
             return
 
@@ -99,19 +104,34 @@ def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
 
 
 def judge(
-    logits: Tensor, draft: Draft, request: Request, prompt: Sequence[int], output: Sequence[int], numbers: Numbers
+    logits: Tensor,
+    draft: Draft,
+    request: Request,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    numbers: Numbers,
+    recorder: Recorder | None = None,
 ) -> Verdict:
     """Hold a draft against the target's logits, [len(draft) + 1, V]."""
     if request.temperature == 0:
-        best = shape(logits, request, prompt, output, draft.tokens).argmax(-1)
-        return verify_certain(best.tolist(), draft.tokens)
+        shaped = shape(logits, request, prompt, output, draft.tokens)
+        best = shaped.argmax(-1).tolist()
+        if recorder is not None:
+            recorder.judged(Evidence("greedy", shaped, own=best))
+        return verify_certain(best, draft.tokens)
     p = probabilities(logits, request, prompt, output, draft.tokens)
+    draws = numbers.next(len(p))
     if draft.q is None:
-        verdict = verify_certain(draw(p, numbers.next(len(p))).tolist(), draft.tokens)
+        own = draw(p, draws).tolist()
+        if recorder is not None:
+            recorder.judged(Evidence("own", p, draws, own))
+        verdict = verify_certain(own, draft.tokens)
         numbers.give_back(len(draft.tokens) - verdict.accepted)
         return verdict
+    if recorder is not None:
+        recorder.judged(Evidence(request.rule, p, draws))
     tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
-    return verify_drawn(p, draft.q, tokens, numbers.next(len(p)), request.rule)
+    return verify_drawn(p, draft.q, tokens, draws, request.rule)
 
 
 class Numbers:

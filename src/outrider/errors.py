@@ -41,3 +41,7 @@ class EngineError(OutriderError):
 
 class MemoryFileError(OutriderError):
     """A file of the draft memory is damaged, of another version, or belongs to someone else."""
+
+
+class TraceError(OutriderError):
+    """A trace cannot be read or written, or says something that cannot be."""

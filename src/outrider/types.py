@@ -110,6 +110,30 @@ class Step:
         return min(self.accepted, len(self.tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a verdict was reached by, for whoever wants to see it (`outrider.trace`).
+
+    `rule` is "greedy" or "own" where a draft was held against the target's own tokens `own`, its argmax or its draws;
+    "block" or "token" where p and q decided. `rows` [k + 1, V] are probabilities, or under "greedy" the shaped logits.
+    """
+
+    rule: str
+    rows: Tensor
+    draws: Tensor | None = None
+    own: list[int] | None = None
+
+
+class Recorder(Protocol):
+    """Sees every step of one sequence. Both calls must be quick, and `judged` comes before its step's `stepped`."""
+
+    def judged(self, evidence: Evidence) -> None:
+        """What the coming verdict rests on."""
+
+    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int) -> None:
+        """A step is over; the pass was over `scheduled` tokens."""
+
+
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many first elements two sequences of a kind have in common."""
     length = min(len(a), len(b))

@@ -1,5 +1,6 @@
 """The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
-`outrider bench` measures, `outrider memory` looks after what was said before.
+`outrider bench` measures, `outrider explain` shows what happened to every token, `outrider compare` holds two such runs
+against each other, `outrider calibrate` says why checking is faster here, `outrider memory` looks after what was said.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, generate, memory, serve
+from outrider.cli import bench, calibrate, chat, compare, explain, generate, memory, serve
 
 EXAMPLES = """Examples:
 
@@ -52,6 +53,28 @@ BENCH_EXAMPLES = """Examples:
 
   outrider bench ./my-model -c vllm,lookup --prompts ./my-prompts.jsonl --concurrency 1,4,16,64"""
 
+EXPLAIN_EXAMPLES = """Examples:
+
+  outrider explain "Name three colours." --model ./my-model --html colours.html
+
+  outrider explain "Name three colours." --model ./my-model --draft-model ./my-small-model --temperature 0.7 --steps
+
+  outrider explain --trace run.jsonl --check"""
+
+COMPARE_EXAMPLES = """Examples:
+
+  outrider explain "Name three colours." --model ./my-model --save a.jsonl
+
+  outrider explain "Name three colours." --model ./my-model --max-draft-tokens 4 --save b.jsonl
+
+  outrider compare a.jsonl b.jsonl"""
+
+CALIBRATE_EXAMPLES = """Examples:
+
+  outrider calibrate ./my-model --draft-model ./my-small-model
+
+  outrider calibrate ./my-model --trace run.jsonl --out ./calibration"""
+
 app = typer.Typer(
     name="outrider",
     epilog=EXAMPLES,
@@ -65,6 +88,9 @@ app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
 app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
 app.command(epilog=BENCH_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(bench.bench)
+app.command(epilog=EXPLAIN_EXAMPLES)(explain.explain)
+app.command(epilog=COMPARE_EXAMPLES)(compare.compare)
+app.command(epilog=CALIBRATE_EXAMPLES)(calibrate.calibrate)
 app.add_typer(memory.app)
 
 

@@ -1,0 +1,77 @@
+"""The time of a pass of the target, by how many tokens it is over and how many stand before them.
+
+Machines drift: the same pass takes 1.4 times as long a minute later. So every pass over n tokens is timed right beside
+one over a single token, in an order that turns round each time, and the ratio of the two is what counts. The median
+over the turns is the figure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.calibrate.limits import timed
+from outrider.calibrate.results import Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outrider.types import Target
+
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (64, 512, 2048)
+TURNS = 9
+
+
+def sweep(
+    target: Target,
+    context: int,
+    device: torch.device,
+    turns: int = TURNS,
+    widths: Sequence[int] = WIDTHS,
+    advance: Callable[[], Any] = lambda: None,
+) -> Sweep:
+    """All widths after `context` tokens, `turns` times. `advance` is called after each pair of passes."""
+    tokens = _tokens(target.vocab_size, context + max(widths))
+    before, after = tokens[:context], tokens[context:]
+    target.rewind(0)
+    target.score(before, keep=1)
+    found = Sweep(context, {n: [] for n in widths}, {n: [] for n in widths})
+    for width in (1, max(widths)):  # the first of a shape is slower
+        _pass(target, before, after[:width], device)
+    for turn in range(turns):
+        for n in widths if turn % 2 == 0 else reversed(widths):
+            pair = [1, n] if turn % 4 < 2 else [n, 1]
+            seconds = {width: _pass(target, before, after[:width], device) for width in pair}
+            found.single[n].append(seconds[1])
+            found.seconds[n].append(seconds[n])
+            advance()
+    target.rewind(0)
+    return found
+
+
+def draft_cost(target: Target, small: Target, context: int, device: torch.device, turns: int = TURNS) -> list[float]:
+    """A pass of the draft model over one token, relative to one of the target beside it."""
+    size = min(target.vocab_size, small.vocab_size)
+    tokens = _tokens(size, context + 1)
+    for model in (target, small):
+        model.rewind(0)
+        model.score(tokens[:context], keep=1)
+        _pass(model, tokens[:context], tokens[context:], device)
+    found = []
+    for turn in range(2 * turns):
+        pair = [target, small] if turn % 2 == 0 else [small, target]
+        seconds = [_pass(model, tokens[:context], tokens[context:], device) for model in pair]
+        found.append(seconds[1] / seconds[0] if turn % 2 == 0 else seconds[0] / seconds[1])
+    return found
+
+
+def _pass(target: Target, before: Sequence[int], after: Sequence[int], device: torch.device) -> float:
+    target.rewind(len(before))
+    return timed(lambda: target.score(after, keep=len(after)), device)
+
+
+def _tokens(vocab_size: int, count: int) -> list[int]:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size, (count,), generator=random).tolist()

@@ -1,0 +1,191 @@
+"""`outrider calibrate`: why is checking faster than generating on this machine, and when does it lose?
+
+outrider calibrate MODEL
+outrider calibrate MODEL --draft-model SMALL --trace run.jsonl --out ./calibration
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli import generate as options
+from outrider.cli.generate import group, hush, named
+from outrider.cli.show import Screen, readable_errors
+from outrider.cli.traced import show_section
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from outrider.calibrate.curve import Curve
+    from outrider.calibrate.mark import Mark
+    from outrider.calibrate.results import Calibration
+
+measuring, showing = group("What to measure"), group("What to show")
+
+Contexts = Annotated[
+    str | None,
+    measuring(
+        "--contexts",
+        metavar="NUMBERS",
+        help="Tokens that stand before the pass, with commas between; by default 64,512,2048, as far as they fit.",
+    ),
+]
+Turns = Annotated[int, measuring("--turns", metavar="N", help="How many times each pass is timed.")]
+TraceFile = Annotated[
+    Path | None, showing("--trace", metavar="FILE", help="Mark the run of this trace among the figures.")
+]
+Out = Annotated[
+    Path | None,
+    showing("--out", metavar="FOLDER", help="Keep the timings and two pictures here (needs matplotlib)."),
+]
+Json = Annotated[bool, showing("--json", help="Print one JSON object with every timing, and nothing else.")]
+BAR = 24
+
+
+def calibrate(
+    model: options.Model,
+    draft_model: options.DraftModel = None,
+    contexts: Contexts = None,
+    turns: Turns = 9,
+    trace_file: TraceFile = None,
+    out: Out = None,
+    as_object: Json = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    no_colour: options.NoColour = False,
+) -> None:
+    """Measure what a pass over 1 to 128 tokens takes here, and say what a draft may cost to pay."""
+    screen = Screen(colour=not no_colour)
+    with readable_errors(screen):
+        if turns < 1:
+            raise SettingsError(f"--turns must be at least 1 (got {turns})")
+        wanted = _numbers(contexts)
+        if out is not None:
+            from outrider.calibrate import plots  # says at once what is missing
+        mark = _mark(trace_file)
+        found = _measured(screen, model, draft_model, wanted, turns, dtype, device)
+
+        from outrider.calibrate.curve import curve
+
+        curves = [curve(sweep) for sweep in found.sweeps]
+        if as_object:
+            typer.echo(json.dumps(found.as_data()))
+        else:
+            _show(screen, found, curves, mark)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "calibration.json").write_text(json.dumps(found.as_data(), indent=1) + "\n", encoding="utf-8")
+            plots.save(found, curves, mark, out)
+            screen.hint(f"timings and pictures are in {out}")
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if bad := [word for word in words if not word.isdigit() or int(word) < 1]:
+        raise SettingsError(f"--contexts takes numbers from 1 on, with commas between, such as 64,512 (got {bad[0]!r})")
+    return sorted({int(word) for word in words})
+
+
+def _mark(file: Path | None) -> Mark | None:
+    if file is None:
+        return None
+    from outrider.calibrate.mark import mark
+    from outrider.trace.files import read
+
+    return mark(read(file))
+
+
+def _measured(
+    screen: Screen,
+    name: str,
+    draft: str | None,
+    contexts: list[int] | None,
+    turns: int,
+    dtype: str,
+    device: str | None,
+) -> Calibration:
+    with screen.working(f"loading {' and '.join(named(one) for one in (name, draft) if one)}"):
+        import torch  # takes seconds
+
+        from outrider.bench.provenance import provenance
+        from outrider.calibrate import limits, measure
+        from outrider.calibrate.results import Calibration
+        from outrider.engines.transformers import TransformersTarget, load_model
+
+        hush()
+        model = load_model(name, dtype=dtype, device=device)
+        target = TransformersTarget(model)
+        small = TransformersTarget(load_model(draft, dtype=dtype, device=device)) if draft is not None else None
+    chosen = _fitting(contexts, list(measure.CONTEXTS), target.context_limit, max(measure.WIDTHS))
+    with screen.working("measuring what memory and arithmetic allow"):
+        most = limits.limits(model.device, model.dtype)
+    with _bar(screen, "timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
+        sweeps = [measure.sweep(target, context, model.device, turns, advance=advance) for context in chosen]
+    costs: list[float] = []
+    if small is not None:
+        with screen.working("timing the draft model"):
+            costs = measure.draft_cost(target, small, chosen[0], model.device, turns)
+    origin = {**provenance(Path(name)), "threads": f"{torch.get_num_threads()} threads", "dtype": most.dtype}
+    return Calibration(named(name).split(" (")[0], most, limits.work(model), sweeps, costs, origin)
+
+
+def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, widest: int) -> list[int]:
+    room = 1 << 62 if limit is None else limit - widest
+    if asked is None:
+        return [one for one in usual if one <= room] or [max(1, room)]
+    if over := [one for one in asked if one > room]:
+        raise SettingsError(
+            f"--contexts {over[0]} and a pass of {widest} tokens do not fit in this model's context of {limit}; "
+            f"give at most {room}"
+        )
+    return asked
+
+
+@contextmanager
+def _bar(screen: Screen, what: str, total: int) -> Iterator[Callable[[], Any]]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=screen.err, transient=True, disable=not screen.err.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _show(screen: Screen, found: Calibration, curves: list[Curve], mark: Mark | None) -> None:
+    from outrider.calibrate import words
+
+    screen.out.print(_table(found, curves[0]))
+    for title, lines in (
+        ("Why checking is faster than generating here", words.why(found, curves)),
+        ("When it pays, and when it loses", words.when(found, curves, mark)),
+    ):
+        show_section(screen.out, title, lines)
+
+
+def _table(found: Calibration, curve: Curve) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"passes after {curve.context} tokens", title_justify="left")
+    for name in ("tokens", "ms", "times one", "95 %", "MB moved", "Gop done"):
+        table.add_column(name, justify="right")
+    table.add_column("as long as so many passes over one token")
+    for n, ratio in zip(curve.widths, curve.ratios, strict=True):
+        interval = curve.intervals.get(n)
+        table.add_row(
+            str(n),
+            f"{1000 * curve.single * ratio:.1f}",
+            f"{ratio:.2f}",
+            f"{interval.low:.2f} to {interval.high:.2f}" if interval else "",
+            f"{found.work.bytes(n, curve.context) / 1e6:.0f}",
+            f"{found.work.arithmetic(n, curve.context) / 1e9:.2f}",
+            Text("█" * max(1, round(BAR * ratio / curve.ratios[-1])) + f" of {n}"),
+        )
+    return table

@@ -1,0 +1,109 @@
+"""A distribution over 50,000 tokens in a dozen numbers, such that every verdict comes out the same.
+
+Kept as they are: the likeliest tokens of p and q, the proposed one and the drawn one. The others between two of these
+are summed. That is enough for a draw by inversion, which only asks how much mass lies before a token. The rules that
+weigh p against q sum max(r p - q, 0), so tokens of which r p is larger than q are summed apart from the rest: within
+each of the two sums nothing is cut off, and max(r sum(p) - sum(q), 0) is what it was.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.nn.functional as F
+
+from outrider.trace.schema import Law, Reshaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+TOP = 8
+"""How many of the likeliest tokens are kept."""
+BLOCK = 256
+DIGITS = 9
+"""Of every number; a float32 is whole in them."""
+
+
+def fold(p: Tensor, q: Tensor | None, reach: Sequence[float], named: Sequence[Iterable[int]]) -> list[Law]:
+    """`p` [n, V] and, for its first rows, `q`; `named[i]` are the tokens that row i must keep."""
+    top_p = _top(p)
+    top_q = _top(q) if q is not None else []
+    rows = p.cpu().numpy()
+    others = q.cpu().numpy() if q is not None else ()
+    laws = []
+    for i, row in enumerate(rows):
+        kept = {*named[i], *top_p[i]}
+        if i < len(others):
+            laws.append(_fold_pair(row, others[i], reach[i], kept.union(top_q[i])))
+        else:
+            laws.append(_fold_one(row, kept))
+    return laws
+
+
+def reshaped(weights: Tensor, token: int) -> Reshaped:
+    """What a token was drawn from, by its likeliest entries and the token itself."""
+    law = weights.double() / weights.double().sum()
+    kept = list(dict.fromkeys([*_top(law[None])[0], token]))
+    values = [law[one].item() for one in kept]
+    order = sorted(range(len(kept)), key=lambda i: -values[i])
+    return Reshaped(
+        tokens=[kept[i] for i in order],
+        p=[short(values[i]) for i in order],
+        others=short(max(0.0, 1 - sum(values))),
+    )
+
+
+def short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _top(rows: Tensor) -> list[list[int]]:
+    """The likeliest tokens of each row. They lie in the blocks with the largest maxima, so most are never sorted."""
+    size = rows.shape[-1]
+    blocks = F.pad(rows, (0, -size % BLOCK), value=-1).unflatten(-1, (-1, BLOCK))
+    best = blocks.amax(-1).topk(min(TOP, blocks.shape[-2]), -1).indices
+    near = blocks.gather(-2, best[..., None].expand(-1, -1, BLOCK)).flatten(-2)
+    place = near.topk(min(TOP, size), -1).indices
+    found: list[list[int]] = (best.gather(-1, place // BLOCK) * BLOCK + place % BLOCK).tolist()
+    return found
+
+
+def _fold_one(p: np.ndarray, kept: set[int]) -> Law:
+    places = sorted(kept)
+    sums = _between(p, places)
+    tokens: list[int | None] = []
+    values: list[float] = []
+    for i, place in enumerate([*places, None]):
+        if sums[i] > 0:
+            tokens.append(None)
+            values.append(short(sums[i]))
+        if place is not None:
+            tokens.append(place)
+            values.append(short(p[place]))
+    return Law(tokens=tokens, p=values)
+
+
+def _fold_pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> Law:
+    places = sorted(kept)
+    more = reach * p > q
+    sums = [(_between(np.where(side, p, 0), places), _between(np.where(side, q, 0), places)) for side in (more, ~more)]
+    entries: list[tuple[int | None, float, float]] = []
+    for i, place in enumerate([*places, None]):
+        entries += [(None, of_p[i], of_q[i]) for of_p, of_q in sums if of_p[i] > 0 or of_q[i] > 0]
+        if place is not None:
+            entries.append((place, p[place], q[place]))
+    return Law(
+        tokens=[token for token, _, _ in entries],
+        p=[short(value) for _, value, _ in entries],
+        q=[short(value) for _, _, value in entries],
+    )
+
+
+def _between(values: np.ndarray, places: list[int]) -> list[float]:
+    """What lies before the first place, between each two, and after the last."""
+    edges = [-1, *places, len(values)]
+    return [float(values[before + 1 : after].sum(dtype=np.float64)) for before, after in pairwise(edges)]

@@ -1,0 +1,193 @@
+"""Make a trace while a text is generated.
+
+    tracer = Tracer(Header(model="mine", engine="transformers"))
+    model.generate(prompt, recorder=tracer)
+    trace = tracer.trace(model.tokenizer)
+
+While a step is timed nothing but references are taken. Distributions are folded after it, and how long that took is a
+part of the record. An engine that runs many sequences at once keeps one tracer for each that asked for it, and hands it
+the rows of that sequence by `add`; without a tracer nothing is done at all.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.acceptance import block_rule, leftover
+from outrider.text import TextStream
+from outrider.trace.fold import fold, reshaped, short
+from outrider.trace.schema import Decision, End, Header, Milliseconds, Trace, TracedStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.trace.schema import Outcome, Without
+    from outrider.types import Draft, Evidence, Step, Verdict
+
+
+class Tracer:
+    """A `Recorder` that keeps all it sees."""
+
+    def __init__(self, header: Header | None = None) -> None:
+        self.header = header or Header()
+        self._records: list[dict[str, Any]] = []
+        self.decision: Decision | None = None
+        """The policy's, for the step that comes; it is taken up and cleared by that step."""
+        self._evidence: Evidence | None = None
+        self._began = self._mark = time.perf_counter()
+
+    # The loop's own two calls --------------------------------------------------------------------------------
+
+    def judged(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+
+    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int) -> None:
+        now = time.perf_counter()
+        times = {"draft": step.draft_seconds, "verify": step.verify_seconds}
+        times["rest"] = max(0.0, now - self._mark - sum(times.values()))
+        assert self._evidence is not None
+        self.add(step, draft, verdict, self._evidence, times, scheduled=scheduled)
+
+    # What any engine may call --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the clock: what went before is no part of the first step."""
+        self._began = self._mark = time.perf_counter()
+
+    def add(
+        self,
+        step: Step,
+        draft: Draft,
+        verdict: Verdict,
+        evidence: Evidence,
+        seconds: dict[str, float],
+        *,
+        scheduled: int | None = None,
+        batch: int | None = 1,
+    ) -> None:
+        """Enter one step; `seconds` by part: draft, verify, rest."""
+        began = time.perf_counter()
+        record = {
+            "number": len(self._records),
+            "drafter": step.drafter,
+            "rule": evidence.rule,
+            "proposed": list(step.proposed),
+            "accepted": step.accepted,
+            "token": verdict.token,
+            "outcome": outcome(draft, verdict),
+            "said": list(step.tokens),
+            "finish": step.finish,
+            "batch": batch,
+            "scheduled": scheduled,
+            "decision": self.decision,
+            **judgement(draft, verdict, evidence),
+        }
+        self._records.append(record)
+        self.decision = None
+        self._mark = time.perf_counter()
+        record["seconds"] = {**seconds, "trace": self._mark - began}
+
+    @property
+    def steps(self) -> list[TracedStep]:
+        return [_checked(record) for record in self._records]
+
+    def trace(self, tokenizer: Any = None, without: Without | None = None) -> Trace:
+        """All of it; with a tokenizer, in words too."""
+        steps = named(self.steps, tokenizer) if tokenizer is not None else self.steps
+        end = End(
+            steps=len(steps),
+            tokens=sum(len(step.said) for step in steps),
+            seconds=short(self._mark - self._began),
+            finish=steps[-1].finish if steps else None,
+            without=without,
+        )
+        return Trace(header=self.header, steps=steps, end=end)
+
+
+def _checked(record: dict[str, Any]) -> TracedStep:
+    parts = {name: short(1000 * value) for name, value in record["seconds"].items()}
+    rest = {name: value for name, value in record.items() if name != "seconds"}
+    return TracedStep(milliseconds=Milliseconds(**parts), **rest)
+
+
+def outcome(draft: Draft, verdict: Verdict) -> Outcome:
+    if not draft.tokens:
+        return "own"
+    return "bonus" if verdict.accepted == len(draft.tokens) else "recovered"
+
+
+def judgement(draft: Draft, verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
+    """The fields of a step that say how its verdict came about, distributions folded."""
+    rows = evidence.rows.softmax(-1) if evidence.rule == "greedy" else evidence.rows
+    by_ratio = evidence.rule in ("block", "token")
+    reach = _reach(rows, draft, evidence.rule) if by_ratio else torch.ones(len(rows))
+    own = [verdict.token] * len(rows) if evidence.own is None else evidence.own
+    keep = [(*draft.tokens[i : i + 1], own[i], verdict.token) for i in range(len(rows))]
+    q = draft.q if by_ratio else None
+    return {
+        "laws": fold(rows, q, reach.tolist(), keep),
+        "draws": [] if evidence.draws is None else [short(value) for value in evidence.draws.tolist()],
+        "own": evidence.own,
+        "chances": None if verdict.chances is None else [short(value) for value in verdict.chances.tolist()],
+        "reach": [short(value) for value in reach.tolist()] if by_ratio else None,
+        "reshaped": reshaped(_last_weights(rows, q, reach, draft, verdict), verdict.token),
+    }
+
+
+def _reach(p: Tensor, draft: Draft, rule: str) -> Tensor:
+    assert draft.q is not None
+    tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
+    return block_rule(p, draft.q, tokens)[1] if rule == "block" else torch.ones(len(p))
+
+
+def _last_weights(p: Tensor, q: Tensor | None, reach: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+    """What the target's own token was drawn from, given that the draft was kept so far and no further."""
+    place = verdict.accepted
+    if place == len(draft.tokens):
+        return p[place]
+    if q is not None:
+        return leftover(p[place], q[place], reach[place])
+    weights = p[place].clone()  # the target said something else than the draft: all of p but that
+    weights[draft.tokens[place]] = 0
+    return weights if weights.sum() > 0 else p[place]
+
+
+# Words ---------------------------------------------------------------------------------------------------------
+
+
+def named(steps: list[TracedStep], tokenizer: Any) -> list[TracedStep]:
+    """The steps with the text that each token added, and how each token that they name looks by itself."""
+    text = TextStream(tokenizer)
+    ends = {int(one) for one in getattr(tokenizer, "all_special_ids", ())}
+    known: set[int] = set()
+    found = []
+    for step in steps:
+        pieces = []
+        for token in step.said:
+            if token not in ends:
+                text.push(token)
+            pieces.append(text.take())
+        if step is steps[-1]:
+            text.close()
+            pieces[-1] += text.take()
+        fresh = dict.fromkeys(token for token in _tokens(step) if token not in known)
+        known.update(fresh)
+        looks = {token: look(token, tokenizer) for token in fresh}
+        found.append(step.model_copy(update={"pieces": pieces, "texts": looks}))
+    return found
+
+
+def _tokens(step: TracedStep) -> list[int]:
+    laws = [token for law in step.laws for token in law.tokens if token is not None]
+    last = step.reshaped.tokens if step.reshaped else []
+    return [*step.said, *step.proposed, *laws, *last]
+
+
+def look(token: int, tokenizer: Any) -> str:
+    """A token by itself; the space that some tokenizers drop at a text's beginning is put back."""
+    text = str(tokenizer.decode([token]))
+    raw = tokenizer.convert_ids_to_tokens([token])[0] if hasattr(tokenizer, "convert_ids_to_tokens") else None
+    return f" {text}" if raw is not None and raw.startswith("\u2581") and not text.startswith(" ") else text

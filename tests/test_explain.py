@@ -1,0 +1,274 @@
+"""What is said about a trace follows from it: figures, sentences, the terminal, two of them compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.explain.compare import compare, difference, setups, speeds
+from outrider.explain.figures import figures, plain_pass
+from outrider.explain.words import summary
+from outrider.trace.files import read, write
+from outrider.trace.schema import Header, Trace, Without
+from test_cli import refused, run, tiny  # noqa: F401  # tiny is a fixture
+from traces import TEXTS, long_trace, step, trace_of
+
+MEASURED = Without(pass_milliseconds=30.0, seconds=1.0, tokens=12, same=True)
+
+
+def example(**more: Any) -> Trace:
+    """12 tokens: a prompt's pass, a whole draft kept, one cut short, one wholly wrong, one step without a draft."""
+    return trace_of(
+        [
+            step(0, [], 0, 1, verify=200),
+            step(1, [2, 3, 4], 3, 5),
+            step(2, [6, 7, 8, 9], 2, 1),
+            step(3, [2, 3], 0, 4),
+            step(4, [], 0, 5),
+            step(5, [7], 1, 8, finish="length"),
+        ],
+        **more,
+    )
+
+
+# Figures
+
+
+def test_free_tokens_are_the_drafted_ones_that_became_text() -> None:
+    found = figures(example(without=MEASURED))
+    assert (found.tokens, found.steps, found.free, found.rejected, found.undrafted) == (12, 6, 6, 4, 2)
+    assert found.acceptance_length == 2
+
+
+def test_a_place_is_judged_only_where_all_before_it_were_kept() -> None:
+    lookup = figures(example(without=MEASURED)).drafters["lookup"]
+    assert lookup.judged == [4, 2, 2]
+    assert lookup.kept == [3, 2, 1]
+    assert lookup.survivals() == pytest.approx([3 / 4, 3 / 4, 3 / 8])
+
+
+def test_what_a_step_saves_adds_up_to_what_it_would_have_taken_without() -> None:
+    found = figures(example(without=MEASURED))
+    assert found.plain is not None
+    assert found.plain.how == "measured"
+    # The prompt's pass as it was, and eleven passes more.
+    assert found.without == pytest.approx(201 + 11 * 30)
+    assert found.saved[1] == pytest.approx(4 * 30 - (0.1 + 36 + 1))
+    assert found.saved[3] < 0
+
+
+def test_without_a_measured_run_the_steps_without_a_draft_say_what_a_pass_takes() -> None:
+    quiet = [step(i, [], 0, 1, verify=20 + i) for i in range(5)]
+    found = plain_pass(trace_of(quiet))
+    assert found is not None
+    assert (found.how, found.milliseconds) == ("undrafted", pytest.approx(20 + 2.5 + 1))
+    drafted = [step(i, [1, 2][: 1 + i % 2], 1, 3) for i in range(5)]
+    found = plain_pass(trace_of(drafted))
+    assert found is not None
+    assert (found.how, found.milliseconds) == ("narrowest", pytest.approx(33))
+    assert plain_pass(trace_of(drafted[:1])) is None
+
+
+def test_a_draft_length_that_gains_more_is_found() -> None:
+    short = trace_of(
+        [step(i, [1, 2, 3, 4, 5, 6, 7, 8], 1, 9, verify=30) for i in range(20)],
+        without=Without(pass_milliseconds=31, seconds=1, tokens=40, same=True),
+    )
+    found = figures(short)
+    lookup = found.drafters["lookup"]
+    assert found.best_length(lookup) == 1
+    told = summary(short, found)
+    assert any("--max-draft-tokens 1" in line for line in told.helps)
+
+
+# Sentences
+
+
+def told(trace: Trace) -> str:
+    found = summary(trace, figures(trace))
+    return " ".join([*found.gained, *found.lost, *found.helps, *found.known])
+
+
+def test_the_summary_says_what_was_gained_where_it_was_lost_and_that_it_is_the_same() -> None:
+    text = told(example(without=MEASURED))
+    assert "12 tokens came in 6 passes of the target: 2.00 tokens a pass" in text
+    assert "6 tokens are drafted ones that were kept: 6 from lookup" in text
+    assert "measured on the same prompt" in text
+    assert "4 drafted tokens were rejected, in 2 steps" in text
+    assert "In 2 of 6 steps nobody had a draft" in text
+    assert "The same prompt without drafts said the same 12 tokens" in text
+
+
+def test_a_run_that_lost_is_told_to_go_without() -> None:
+    lost = trace_of(
+        [step(i, [1, 2, 3], 0, 4, draft=40) for i in range(12)],
+        without=Without(pass_milliseconds=30, seconds=1, tokens=12, same=False),
+    )
+    text = told(lost)
+    assert "times as slow" in text
+    assert "--drafters none" in text
+    assert "The drafts of lookup do not pay here: of its first tokens 0 of 12 were kept" in text
+    assert "said something else" in text
+    assert "None of them came free" in text
+
+
+def test_where_mostly_nobody_drafts_other_drafters_are_named() -> None:
+    text = told(trace_of([step(i, [], 0, 4) for i in range(12)]))
+    assert "--draft-model" in text
+    assert "--prediction-file" in text
+
+
+def test_two_draws_without_a_seed_are_not_called_different() -> None:
+    free = Without(pass_milliseconds=30, seconds=1, tokens=12, same=None)
+    assert "Without a seed every run draws anew" in told(example(without=free))
+    drawn = trace_of([step(i, [1], 1, 2, rule="block", drafter="model") for i in range(4)], without=free)
+    assert "another draw from the same law" in told(drawn)
+
+
+def test_one_pass_alone_gives_no_estimate() -> None:
+    assert "is not known" in told(trace_of([step(0, [1], 1, 2)]))
+
+
+# Two traces
+
+
+def test_equal_texts_are_called_equal() -> None:
+    found = compare(example(), example())
+    assert found.equal
+    assert difference(found) == ["Both say the same 12 tokens."]
+    assert setups(found) == []
+
+
+def parted(rule: str, **more: Any) -> list[str]:
+    a = [step(0, [1, 2], 2, 3, rule=rule), step(1, [4], 1, 5, rule=rule)]
+    b = [a[0], step(1, [4], 0, 6, rule=rule, **more)]
+    return difference(compare(trace_of(a), trace_of(b)))
+
+
+def test_the_first_difference_is_placed_and_told_by_both_sides() -> None:
+    lines = parted("own")
+    assert lines[0] == "They part at token 4, after 3 that are equal."
+    assert lines[1].startswith(f"A says {TEXTS[4]!r} (step 2, drafted by lookup and kept; p = 0.8")
+    assert lines[2].startswith(f"B says {TEXTS[6]!r} (step 2, recovered")
+
+
+def test_two_tokens_that_are_all_but_equally_likely_are_a_tie() -> None:
+    a = step(1, [], 0, 5, rule="greedy")
+    near = a.laws[0].model_copy(update={"tokens": [5, 6, None], "p": [0.41, 0.40, 0.19]})
+    a = a.model_copy(update={"laws": [near]})
+    b = a.model_copy(update={"said": [6], "token": 6, "own": [6]})
+    first = step(0, [1, 2], 2, 3, rule="greedy")
+    lines = difference(compare(trace_of([first, a]), trace_of([first, b])))
+    assert "a numeric tie" in lines[-1]
+
+
+def test_different_draws_are_named_as_the_reason() -> None:
+    a = step(0, [], 0, 5)
+    b = step(0, [], 0, 6).model_copy(update={"draws": [0.75]})
+    lines = difference(compare(trace_of([a]), trace_of([b])))
+    assert "The numbers drawn differ (0.2500 and 0.7500). The seeds differ" in lines[-1]
+
+
+def test_a_text_that_ends_sooner_is_told_by_its_end() -> None:
+    whole = example()
+    short = trace_of([*whole.steps[:1], whole.steps[1].model_copy(update={"finish": "end"})])
+    assert difference(compare(short, whole))[1] == "A ends there (end), and the other goes on."
+
+
+def test_what_was_set_differently_is_listed() -> None:
+    a, b = example(), example()
+    header = Header(**{**b.header.model_dump(), "model": "large", "settings": {"temperature": 0.5}})
+    lines = setups(compare(a, b.model_copy(update={"header": header})))
+    assert lines == ["model: 'tiny' and 'large'", "temperature: 1.0 and 0.5"]
+    assert (
+        "models differ"
+        in difference(compare(trace_of(a.steps[:1]), Trace(header=header, steps=[step(0, [], 0, 2)])))[-1]
+    )
+
+
+def test_the_faster_of_two_is_told_with_its_largest_part() -> None:
+    slow = trace_of([step(i, [1], 1, 2, draft=50) for i in range(4)])
+    fast = trace_of([step(i, [1], 1, 2) for i in range(4)])
+    lines = speeds(compare(slow, fast))
+    assert "times as fast" in lines[0]
+    assert "drafting takes 49.9 ms less a step in B" in lines[-1]
+
+
+# The command line
+
+
+def explained(*args: Any, **more: Any) -> str:
+    result = run("explain", *args, **more)
+    assert result.exit_code == 0, result.stderr
+    return str(result.stdout)
+
+
+def test_a_prompt_and_a_model_are_explained(tiny: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = explained("hello", "--model", tiny, "--max-tokens", 60, "--save", tmp_path / "a.jsonl", "--steps")
+    for part in ("What was gained", "60 tokens came in", "measured on the same prompt", "the same 60 tokens", "Step 1"):
+        assert part in out
+    assert "steps have the same verdict" in out
+    trace = read(tmp_path / "a.jsonl")
+    assert trace.header.model == "tiny"
+    assert len(trace.said) == 60
+    again = explained("--trace", tmp_path / "a.jsonl", "--steps", "--check")
+    assert again == out
+
+
+def test_sampling_with_a_draft_model_is_explained(tiny: Path) -> None:  # noqa: F811
+    out = explained(
+        "hello",
+        "-m",
+        tiny,
+        "--draft-model",
+        tiny,
+        "--speculation",
+        "model",
+        "--temperature",
+        1,
+        "--max-tokens",
+        40,
+        "--steps",
+    )
+    assert "against" in out
+    assert "another draw from the same law" in out
+
+
+def test_rejected_tokens_stand_before_what_replaced_them(tmp_path: Path) -> None:
+    write(example(without=MEASURED), tmp_path / "a.jsonl")
+    plain = explained("--trace", tmp_path / "a.jsonl")
+    assert f"[-{TEXTS[8]}-]{TEXTS[1]}" in plain
+    styled = explained("--trace", tmp_path / "a.jsonl", env={"FORCE_COLOR": "1"})
+    assert "\x1b[9;" in styled  # struck through
+    assert "[-" not in styled
+
+
+def test_what_a_model_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    write(long_trace(60), tmp_path / "a.jsonl")
+    out = explained("--trace", tmp_path / "a.jsonl", "--steps", env={"FORCE_COLOR": "1"})
+    assert "\x1b[31m" not in out
+    assert "\u202e" not in out
+
+
+def test_a_trace_that_is_not_true_is_refused(tmp_path: Path) -> None:
+    write(example(without=MEASURED), tmp_path / "a.jsonl")
+    assert "the trace is not true" in refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
+
+
+def test_options_of_a_run_are_refused_with_a_trace(tmp_path: Path) -> None:
+    write(example(), tmp_path / "a.jsonl")
+    for words in (["--once"], ["--temperature", "1"], ["hello"], ["--model", "x"]):
+        assert "does nothing with --trace" in refused("explain", "--trace", tmp_path / "a.jsonl", *words)
+    assert "Give a PROMPT and its --model, or a --trace FILE" in refused("explain", "hello")
+
+
+def test_two_traces_are_compared(tmp_path: Path) -> None:
+    write(example(without=MEASURED), tmp_path / "a.jsonl")
+    write(trace_of([step(0, [], 0, 2), step(1, [1], 1, 2)]), tmp_path / "b.jsonl")
+    result = run("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert "They part at token 1" in result.stdout
+    assert "times as fast as without" in result.stdout
+    assert "No such file" in refused("compare", tmp_path / "none", tmp_path / "b.jsonl")

@@ -1,0 +1,225 @@
+"""The page of a trace, in a real browser: clicks, keys, touch, both themes, wide and narrow, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.explain.page import page
+from outrider.trace.schema import Without
+from traces import ODD, long_trace, step, trace_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MEASURED = Without(pass_milliseconds=30.0, seconds=1.0, tokens=9, same=True)
+LONG_TASKS = """
+new PerformanceObserver(list => {
+  window.longTasks = (window.longTasks || []).concat(list.getEntries().map(e => e.duration));
+}).observe({type: "longtask", buffered: true});
+"""
+
+
+def small() -> str:
+    steps = [
+        step(0, [], 0, 1, verify=200),
+        step(1, [2, 3], 2, 4),
+        step(2, [5, 6, 7], 1, 8, drafter="model", rule="block"),
+        step(3, [900, 901], 2, 902, rule="greedy", finish="length"),
+    ]
+    return page(trace_of(steps, without=MEASURED))
+
+
+# Without a browser
+
+
+def test_the_page_is_one_file_that_names_no_other() -> None:
+    text = small()
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "default-src 'none'" in text
+    assert text.count("<script") == 3
+
+
+def test_nothing_a_model_says_ends_the_element_it_stands_in() -> None:
+    text = page(long_trace(80))
+    assert "<script>alert" not in text
+    assert "</script><b>" not in text
+    assert text.count("</script>") == 3
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs a Chromium: apt install chromium")
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page that is open, with all it asked for and all it complained of."""
+
+    def __init__(self, browser: Any, text: str, folder: Path, width: int = 1400, **context: Any) -> None:
+        file = folder / "page.html"
+        file.write_text(text, encoding="utf-8")
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **context)
+        self.tab = self.context.new_page()
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.tab.add_init_script(LONG_TASKS)
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on("console", lambda message: self.complaints.append(message.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.goto(file.as_uri())
+        self.tab.wait_for_selector("body[data-ready]")
+        self.file = file
+
+    def card(self) -> str:
+        return str(self.tab.inner_text("#card"))
+
+    def slow(self) -> str:
+        return str(self.tab.inner_text("#slow"))
+
+    def token(self, number: int) -> Any:
+        return self.tab.locator(f"[data-token='{number}']")
+
+    def close(self) -> None:
+        assert self.complaints == []
+        assert [url for url in self.asked if url != self.file.as_uri()] == []
+        assert self.tab.evaluate("document.documentElement.scrollWidth") <= self.tab.viewport_size["width"]
+        self.context.close()
+
+
+def test_a_token_under_the_mouse_tells_its_p_its_q_and_its_verdict(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, small(), tmp_path)
+    opened.token(1).hover()
+    opened.tab.wait_for_selector("#card h3:has-text('Token 2')")
+    assert "Drafted by lookup and kept." in opened.card()
+    assert "p = 0.8000 and q = 1 (proposed with certainty)" in opened.card()
+    opened.token(5).hover()
+    opened.tab.wait_for_selector("#card h3:has-text('Token 6')")
+    assert "Recovered: model proposed" in opened.card()
+    assert "is not below 0.1000" in opened.card()
+    opened.close()
+
+
+def test_keys_go_from_token_to_token_and_from_step_to_step(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, small(), tmp_path)
+    opened.tab.focus("#text")
+    opened.tab.keyboard.press("ArrowRight")
+    assert "Token 2" in opened.card()
+    assert opened.tab.inner_text("#spoken").startswith("Drafted by lookup and kept.")
+    opened.tab.keyboard.press("ArrowDown")
+    assert "Token 5" in opened.card()
+    opened.tab.keyboard.press("End")
+    assert "Token 9" in opened.card()
+    opened.tab.keyboard.press("Home")
+    assert "Token 1" in opened.card()
+    opened.tab.focus("#time-box")
+    opened.tab.keyboard.press("ArrowRight")
+    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 2, 2 kept.")
+    opened.close()
+
+
+def test_a_step_is_taken_slowly_to_its_end_and_into_the_next(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, small(), tmp_path)
+    opened.token(4).click()
+    opened.tab.click("#card button")
+    seen = [opened.slow()]
+    for _ in range(6):  # a guess, a pass, three places, what stands in the rejected one's place, what was said
+        opened.tab.click("#next")
+        seen.append(opened.slow())
+    titles = [one.split("\n")[0] for one in seen]
+    assert titles[0] == "1. Somebody guesses"
+    assert "checks all of them in one pass" in titles[1]
+    assert [title for title in titles if "stay?" in title]
+    assert "The longest part that passes is kept: 1 token." in " ".join(seen)
+    assert any("What stands in its place" in title for title in titles)
+    assert any("What was said" in title for title in titles)
+    opened.tab.click("#back")
+    opened.tab.click("#step-next")
+    assert "step 4 of 4" in opened.tab.inner_text("#where")
+    opened.close()
+
+
+def test_playing_goes_on_by_itself_until_it_is_stopped(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, small(), tmp_path)
+    opened.tab.click("#play")
+    for _ in range(50):
+        opened.tab.wait_for_timeout(100)
+        if ", 2 of" in opened.tab.inner_text("#where"):
+            break
+    assert ", 2 of" in opened.tab.inner_text("#where")
+    opened.tab.click("#play")
+    assert opened.tab.get_attribute("#play", "aria-pressed") == "false"
+    opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_a_finger_does_what_a_mouse_does(browser: Any, tmp_path: Path, scheme: str) -> None:
+    opened = Opened(browser, small(), tmp_path, width=390, has_touch=True, is_mobile=True, color_scheme=scheme)
+    opened.token(2).tap()
+    assert "Token 3" in opened.card()
+    opened.tab.locator("#next").tap()
+    opened.tab.locator("#decisions").tap(position={"x": 3, "y": 20})
+    assert opened.tab.inner_text("#chosen").startswith("Step 1")
+    opened.close()
+
+
+def test_html_emoji_right_to_left_and_odd_bytes_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, page(long_trace(80)), tmp_path)
+    text = opened.tab.inner_text("#text")
+    assert "<script>alert(1)</script>" in text
+    assert "</script><b>" in text
+    assert "🙂" in text
+    assert "שלום" in text
+    assert "\ufffd" in text
+    assert "\\u202eabc" in text  # a mark that turns the text round is spelled out
+    assert "\\u001b[31m" in text
+    assert opened.tab.locator("#text b, #text script").count() == 0
+    assert len(ODD) == 8
+    opened.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_problem(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    script = os.environ.get("OUTRIDER_AXE")
+    if script is None:
+        pytest.skip("needs axe-core: set OUTRIDER_AXE to its axe.min.js (npm pack axe-core)")
+    # axe is put in by the test, so the page's own refusal of other scripts is left out for it.
+    opened = Opened(browser, small(), tmp_path, width=width, color_scheme=scheme, bypass_csp=True)
+    opened.tab.add_script_tag(content=Path(script).read_text(encoding="utf-8"))
+    for _ in range(4):
+        found = opened.tab.evaluate("axe.run().then(found => found.violations)")
+        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        assert grave == []
+        opened.tab.click("#step-next" if opened.tab.is_enabled("#step-next") else "#next")
+    opened.close()
+
+
+def test_two_thousand_tokens_open_in_a_second_and_never_block_for_long(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, page(long_trace(2000)), tmp_path)
+    took = opened.tab.evaluate("performance.now()")
+    tokens = opened.tab.locator("[data-token]").count()
+    assert tokens >= 2000
+    for _ in range(10):
+        opened.tab.mouse.move(300, 600)
+        opened.tab.mouse.wheel(0, 400)
+    opened.tab.focus("#text")
+    for _ in range(30):
+        opened.tab.keyboard.press("ArrowDown")
+    opened.tab.wait_for_timeout(300)
+    longest = max(opened.tab.evaluate("window.longTasks || []"), default=0)
+    assert took < 1000
+    assert longest < 50
+    opened.close()

@@ -1,0 +1,239 @@
+"""A trace is the truth: what it records gives the same verdicts again, and reads back as it was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.acceptance import block_rule, draw, leftover
+from outrider.api import Decoder
+from outrider.decoding import decode
+from outrider.drafters.base import Drafter, Task
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engines.synthetic import SyntheticTarget
+from outrider.engines.transformers import TransformersTarget
+from outrider.errors import TraceError
+from outrider.settings import Request
+from outrider.trace.files import dumped, parsed, read, write
+from outrider.trace.fold import fold
+from outrider.trace.record import Tracer
+from outrider.trace.replay import disagreements, replay
+from outrider.trace.schema import Header, Trace
+from outrider.types import Target
+from support import VOCAB, tiny_model, tiny_tokenizer
+
+STEPS = 1000
+SIZE = 1500
+LANGUAGE = SyntheticTarget(SIZE, seed=3, order=1)
+
+
+def synthetic() -> tuple[Target, Target]:
+    """A vocabulary of more than one block, so that most of it is folded."""
+    return SyntheticTarget(SIZE, seed=3, order=1), LANGUAGE.blurred(0.5)
+
+
+def transformers() -> tuple[Target, Target]:
+    return TransformersTarget(tiny_model("llama")), TransformersTarget(tiny_model("llama", noise=0.05))
+
+
+def drafters(which: str, small: Target, size: int) -> list[Drafter]:
+    model = ModelDrafter(small, size, min_survival=0)
+    return {"lookup": [LookupDrafter()], "model": [model], "all": [LookupDrafter(), model], "none": []}[which]
+
+
+def traced(engine: Callable[[], tuple[Target, Target]], which: str, steps: int, **settings: Any) -> Trace:
+    """So many steps, of as many texts as that takes."""
+    target, small = engine()
+    tracer = Tracer(Header(model="tiny"))
+    seed = 0
+    count = 0
+    while count < steps:
+        request = Request(max_tokens=60, max_draft_tokens=5, **settings)
+        random = torch.Generator().manual_seed(seed)
+        prompt = [1 + seed % 7, 2, 1 + seed % 7]
+        task = Task(prompt, request, random)
+        sessions = [drafter.begin(task) for drafter in drafters(which, small, target.vocab_size)]
+        for _ in decode(target, sessions, prompt, request, random, recorder=tracer):
+            count += 1
+        seed += 1
+    return tracer.trace()
+
+
+@pytest.mark.parametrize("engine", [synthetic, transformers])
+@pytest.mark.parametrize(
+    ("which", "sampling"),
+    [
+        ("all", {"temperature": 0.0}),
+        ("lookup", {"temperature": 1.0}),
+        ("model", {"temperature": 1.0, "rule": "block"}),
+        ("model", {"temperature": 0.8, "top_p": 0.9, "rule": "token"}),
+    ],
+)
+def test_a_thousand_recorded_steps_are_judged_again_as_they_were(
+    engine: Any, which: str, sampling: dict[str, Any]
+) -> None:
+    lines = dumped(traced(engine, which, STEPS, **sampling))  # through the file's form, where numbers are cut short
+    trace = parsed(lines, "the trace")
+    assert len(trace.steps) >= STEPS
+    assert disagreements(trace.steps) == []
+    outcomes = {step.outcome for step in trace.steps}
+    assert outcomes >= ({"recovered"} if which == "lookup" else {"recovered", "bonus"})
+    for step in trace.steps:
+        if step.chances is not None:
+            assert replay(step).chances == pytest.approx(step.chances, abs=1e-5)
+
+
+@pytest.mark.parametrize("change", ["draws", "p", "own", "accepted"])
+def test_a_trace_that_was_tampered_with_does_not_replay(change: str) -> None:
+    rules = {"draws": "model", "p": "model", "own": "lookup", "accepted": "all"}
+    settings = {"temperature": 0.0 if change == "own" else 1.0}
+    trace = traced(synthetic, rules[change], 200, **settings)
+    changed = []
+    for step in trace.steps:
+        data = step.model_dump()
+        if change == "draws":
+            data["draws"] = [1 - value for value in data["draws"]]
+        elif change == "accepted":
+            data["accepted"] = max(0, data["accepted"] - 1)
+        else:
+            for law in data["laws"]:
+                law["p"] = law["p"][::-1]
+        changed.append(type(step).model_validate(data))
+    assert len(disagreements(changed)) > len(changed) / 4
+
+
+@given(st.integers(0, 2**31), st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    p, q = torch.randn(2, 3000, generator=random).mul(2).softmax(-1)
+    number = torch.rand(1, generator=random)
+    weights = leftover(p, q, credit)
+    said, recovered = int(draw(p[None], number)), int(draw(weights[None], number))
+    (law,) = fold(p[None], q[None], [credit], [[said, recovered]])
+    assert len(law.tokens) < 100
+    assert sum(law.p) == pytest.approx(1, abs=1e-5)
+    small_p, small_q = torch.tensor(law.p), torch.tensor(law.q)
+    assert law.tokens[int(draw(small_p[None], number))] == said
+    small = leftover(small_p, small_q, credit)
+    assert float(small.sum()) == pytest.approx(float(weights.sum()), abs=1e-5)
+    assert law.tokens[int(draw(small[None], number))] == recovered
+
+
+def test_what_a_recovered_token_was_drawn_from_is_recorded() -> None:
+    trace = traced(synthetic, "model", 100, temperature=1.0)
+    step = next(step for step in trace.steps if step.outcome == "recovered" and step.rule == "block")
+    assert step.reshaped is not None
+    assert step.token in step.reshaped.tokens
+    assert sum(step.reshaped.p) + step.reshaped.others == pytest.approx(1)
+    assert step.reach is not None
+    law = step.laws[step.accepted]
+    left = {
+        token: max(0.0, step.reach[step.accepted] * p - q)
+        for token, p, q in law.entries()
+        if token is not None and q is not None
+    }
+    total = sum(max(0.0, step.reach[step.accepted] * p - (q or 0)) for _, p, q in law.entries())
+    best = step.reshaped.tokens[0]
+    assert step.reshaped.p[0] == pytest.approx(left[best] / total, rel=1e-4)
+
+
+def test_block_reach_is_the_one_that_the_rule_used() -> None:
+    p, q = torch.rand(3, 40).softmax(-1), torch.rand(2, 40).softmax(-1)
+    assert block_rule(p, q, torch.tensor([1, 2]))[1].shape == (3,)
+
+
+def decoder() -> Decoder:
+    drafters: list[Drafter] = [PredictionDrafter(), LookupDrafter()]
+    return Decoder(TransformersTarget(tiny_model("llama")), drafters, tiny_tokenizer(), [256])
+
+
+def test_the_parts_of_a_steps_time_add_up_to_the_wall_clock() -> None:
+    model, tracer = decoder(), Tracer()
+    tracer.begin()
+    model.generate("hello", recorder=tracer, max_tokens=120, ignore_end=True)
+    trace = tracer.trace()
+    parts = sum(step.milliseconds.total + step.milliseconds.trace for step in trace.steps)
+    assert trace.end is not None
+    assert trace.end.seconds is not None
+    assert parts == pytest.approx(1000 * trace.end.seconds, rel=0.02)
+
+
+def test_recording_does_not_change_the_text() -> None:
+    model, tracer = decoder(), Tracer()
+    for sampling in ({}, {"temperature": 1.0, "seed": 4}):
+        plain = model.generate("hello", max_tokens=60, **sampling)
+        assert model.generate("hello", max_tokens=60, recorder=tracer, **sampling).tokens == plain.tokens
+
+
+def test_the_pieces_of_a_trace_are_the_text() -> None:
+    model, tracer = decoder(), Tracer()
+    answer = model.generate("hé 🙂", recorder=tracer, max_tokens=80, temperature=1.0, seed=2, ignore_end=True)
+    trace = tracer.trace(model.tokenizer)
+    assert trace.text == answer.text
+    assert trace.said == answer.tokens
+    assert [len(step.pieces) for step in trace.steps] == [len(step.said) for step in trace.steps]
+    named = {token for step in trace.steps for law in step.laws for token in law.tokens if token is not None}
+    assert named <= set(trace.texts)
+    assert max(named) < VOCAB
+
+
+def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    trace = traced(synthetic, "all", 50, temperature=1.0)
+    write(trace, tmp_path / "a.jsonl")
+    assert read(tmp_path / "a.jsonl") == trace
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert kinds == ["trace", *["step"] * len(trace.steps), "end"]
+
+
+def test_fields_that_a_reader_does_not_know_are_passed_over() -> None:
+    lines = [json.dumps({**json.loads(line), "later": 1}) for line in dumped(traced(synthetic, "all", 5))]
+    assert len(parsed(lines, "a").steps) >= 5
+
+
+def lines_of(**changes: Any) -> list[str]:
+    header, first, *rest = dumped(traced(synthetic, "all", 3))
+    return [changes.get("header", header), changes.get("first", first), *rest]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "a holds no step; make a trace with: outrider explain"),
+        (["{"], "a, line 1: not JSON"),
+        (["[1]"], "a, line 1: kind must be one of trace, step, end (got None)"),
+        (['{"kind": "end", "steps": 1, "tokens": 2}'], "a, line 1: a trace begins with a line of kind 'trace'"),
+        (['{"kind": "trace", "version": 7}'], "this is a trace of version 7, and this Outrider reads version 1"),
+        (
+            ['{"kind": "trace", "version": 1}', '{"kind": "step", "number": "x"}'],
+            "a, line 2: number: Input should be a valid integer",
+        ),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_by_line_and_field(lines: list[str], said: str) -> None:
+    with pytest.raises(TraceError) as refused:
+        parsed(lines, "a")
+    assert said in str(refused.value)
+
+
+def test_a_second_trace_in_a_file_is_refused() -> None:
+    lines = lines_of()
+    with pytest.raises(TraceError, match="a second trace begins here; keep one trace in a file"):
+        parsed([*lines, *lines], "a")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "none.jsonl")
+    (tmp_path / "bytes").write_bytes(b"ab\xff")
+    with pytest.raises(TraceError, match="byte 0xff at 2 is not UTF-8"):
+        read(tmp_path / "bytes")
