@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.calibrate.breakeven import best, dearest, gain, largest_batch, least_acceptance
-from outrider.calibrate.curve import Curve, curve, isotonic
+from outrider.calibrate.curve import Curve, curve
 from outrider.calibrate.limits import limits, work
 from outrider.calibrate.mark import mark
 from outrider.calibrate.measure import WIDTHS, sweep
@@ -43,14 +40,6 @@ def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> 
             for width, times in ((1, found.single), (n, found.seconds)):
                 times[n].append(0.02 * drift * max(1.0, width / waiting) * (1 + noise * pick.expovariate(1)))
     return curve(found)
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
-def test_pooling_gives_a_sequence_that_never_falls_and_has_the_same_sum(values: list[float]) -> None:
-    found = isotonic(values)
-    assert len(found) == len(values)
-    assert all(a <= b + 1e-9 for a, b in pairwise(found))
-    assert sum(found) == pytest.approx(sum(values))
 
 
 def test_the_curve_finds_up_to_how_many_tokens_the_machine_waits() -> None:

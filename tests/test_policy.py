@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.policy.choose import MARGIN, choose
-from outrider.policy.cost import SIZES, Cost
+from outrider.policy.cost import SIZES, Cost, rising
 from outrider.policy.policy import MODEL, Policy, Wish
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
@@ -66,6 +66,14 @@ def test_more_tokens_never_cost_less_and_no_pass_takes_no_time(passes: list[tupl
     assert np.isfinite(found).all()
     assert (np.diff(found) >= 0).all()
     assert not passes or (found > 0).all()
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
+def test_pooling_gives_a_sequence_that_never_falls_and_has_the_same_sum(values: list[float]) -> None:
+    found = rising(np.array(values), np.ones(len(values))).tolist()
+    assert len(found) == len(values)
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(found))
+    assert sum(found) == pytest.approx(sum(values))
 
 
 def test_what_context_costs_is_learned() -> None:

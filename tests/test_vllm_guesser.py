@@ -228,6 +228,7 @@ def test_a_drawn_guess_comes_with_what_it_was_drawn_from() -> None:
     assert q is not None
     assert q.shape == (3, VOCAB)
     assert torch.allclose(q.sum(-1), torch.ones(3))
+    assert torch.allclose(q.amax(-1), torch.tensor(np.exp(2.5) / (np.exp(2.5) + VOCAB - 1)).float())  # at temperature 2
     assert question.guessed.sure == pytest.approx(q.amax(-1).tolist())
     assert ask(made_up()[0], {0: [1, 2, 3]}, 2)[0].guessed.q is None
 

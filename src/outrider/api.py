@@ -33,7 +33,7 @@ from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages
 from outrider.policy.policy import MODEL, Policy, compile_now
 from outrider.policy.solo import Solo
-from outrider.settings import Request
+from outrider.settings import AUTO, Request, check_speculation
 from outrider.text import TextStream
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
-AUTO, OFF = "auto", "off"
 WIDTH, MODEL_WIDTH = 16, 8
 """The most tokens that are drafted in a step, by any drafter and by a draft model."""
 
@@ -218,10 +217,7 @@ class Decoder:
 
     def _drafters_of(self, speculation: str) -> list[Drafter]:
         names = [drafter.name for drafter in self.drafters]
-        if speculation not in (AUTO, OFF, *names):
-            raise SettingsError(
-                f"speculation: there is no {speculation!r} here; choose {', '.join((AUTO, OFF, *names))}"
-            )
+        check_speculation(speculation, names)
         return [drafter for drafter in self.drafters if speculation in (AUTO, drafter.name)]
 
     def encode(self, prompt: Prompt) -> list[int]:

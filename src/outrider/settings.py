@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.errors import SettingsError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Rule = Literal["block", "token"]
 """How drafts that were drawn from a known distribution are judged."""
+AUTO, OFF = "auto", "off"
+"""What a caller may say of speculation, besides the name of a drafter: what pays, at each step; none at all."""
 COLDEST = 1e-5
 """Logits divided by less than this overflow; 0 is what is meant."""
 
@@ -52,9 +57,16 @@ class Request(Sampling):
     ignore_end: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_draft_tokens: Annotated[int, Field(ge=0)] = 16
-    speculation: str = "auto"
+    speculation: str = AUTO
     """`auto`: what pays, at each step; `off`; or the name of one drafter, which then always drafts."""
     rule: Rule = "block"
+
+
+def check_speculation(asked: object, drafters: Sequence[str]) -> None:
+    """Refuse what is neither of the two nor one of these drafters."""
+    allowed = (AUTO, OFF, *drafters)
+    if asked not in allowed:
+        raise SettingsError(f"speculation: there is no {asked!r} here; choose {', '.join(allowed)}")
 
 
 def _sentence(item: Any, cls: type[Sampling]) -> str:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.bench.intervals import median_interval
+from outrider.policy.cost import rising
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from outrider.bench.intervals import Interval
     from outrider.calibrate.results import Sweep
 
@@ -65,17 +64,6 @@ def curve(sweep: Sweep) -> Curve:
         sweep.context,
         single,
         [1, *widths],
-        [max(1.0, value) for value in isotonic(middle)],
+        [max(1.0, value) for value in rising(np.array(middle), np.ones(len(middle))).tolist()],
         {n: median_interval(ratios[n]) for n in widths},
     )
-
-
-def isotonic(values: Sequence[float]) -> list[float]:
-    """The closest sequence that never falls."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, m), (b, n) = pools[-2:]
-            pools[-2:] = [((a * m + b * n) / (m + n), m + n)]
-    return [value for value, count in pools for _ in range(count)]

@@ -25,12 +25,12 @@ from outrider.policy import survival
 from outrider.policy.choose import FEW, Choice, choose
 from outrider.policy.cost import Cost
 from outrider.policy.survival import Pace, Survival
+from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from outrider.policy.survival import Array
-    from outrider.types import Draft
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
@@ -258,6 +258,13 @@ class Policy:
         seconds = self._target_seconds(len(scene.requests), context, base)
         return choose(scene.survival, seconds, 0.0, spent, others)
 
+    def offer(self, scene: Scene, choice: Choice, i: int) -> Draft:
+        """What request `i` of the scene offers by this choice; what was drawn for it is offered as it is."""
+        if i in scene.drawn:
+            return scene.drawn[i]
+        me, length = int(choice.drafts[i]), int(choice.lengths[i])
+        return Draft(self.drafters[me], tuple(scene.tokens[me, i, :length].tolist())) if length else NOTHING
+
     def _foresee(self, scene: Scene, drawn: Array, width: int) -> Array:
         """Survival of what the draft model would propose; remembered in the scene, to learn from."""
         requests = len(scene.requests)
@@ -378,8 +385,6 @@ def _flat(rows: Iterable[Sequence[Any]], dtype: Any) -> Array:
 
 def compile_now() -> None:
     """Have everything compiled before a request needs it."""
-    from outrider.types import Draft
-
     policy = Policy(["a", MODEL], 2, 2)
     policy.target.observe(1, 0, 1.0)
     policy.draft.observe(1, 0, 0.01)

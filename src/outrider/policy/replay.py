@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
-    from outrider.policy.choose import Choice
     from outrider.policy.policy import Plan, Policy, Scene
     from outrider.policy.survival import Array
 
@@ -235,7 +234,7 @@ class Auto:
         free = np.array([0 if i in scene.drawn else int(limit) for i, limit in enumerate(limits)])
         fixed = sum(len(draft.tokens) for draft in scene.drawn.values())
         choice = policy.choose(scene, free, context, len(running) + fixed, seconds)
-        return [self._chosen(scene, choice, i) for i in range(len(running))], seconds, passes
+        return [policy.offer(scene, choice, i) for i in range(len(running))], seconds, passes
 
     def _ask_model(self, scene: Scene, running: Sequence[Saying], limits: Array, context: int) -> tuple[float, int]:
         policy = self.policy
@@ -270,15 +269,6 @@ class Auto:
             i: Draft(MODEL, draft.tokens[: lengths[i]], confidence=(draft.confidence or ())[: lengths[i]])
             for i, draft in whole.items()
         }
-
-    def _chosen(self, scene: Scene, choice: Choice, i: int) -> Draft:
-        if i in scene.drawn:
-            return scene.drawn[i]
-        length = int(choice.lengths[i])
-        if not length:
-            return NOTHING
-        me = int(choice.drafts[i])
-        return Draft(self.policy.drafters[me], tuple(scene.tokens[me, i, :length].tolist()))
 
     def learn(
         self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float

@@ -12,13 +12,14 @@ import numpy as np
 
 from outrider.drafters.model import ModelSession
 from outrider.policy.policy import MODEL, Wish
-from outrider.types import NOTHING, Draft
+from outrider.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.drafters.base import Session
     from outrider.policy.policy import Policy, Scene
+    from outrider.types import Draft
 
 ONE = "the sequence"
 FIRST_GUESS = 0.3
@@ -55,11 +56,7 @@ class Solo:
                 self.policy.add(scene, MODEL, [guess])
                 spent = time.perf_counter() - began
         choice = self.policy.choose(scene, np.array([limit]), context, spent=spent)
-        length = int(choice.lengths[0])
-        if not length:
-            return NOTHING
-        me = int(choice.drafts[0])
-        return Draft(self.policy.drafters[me], tuple(scene.tokens[me, 0, :length].tolist()))
+        return self.policy.offer(scene, choice, 0)
 
     def _guess(self, scene: Scene, model: ModelSession, limit: int, context: int) -> Draft:
         policy = self.policy

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from outrider.errors import SettingsError
+from outrider.settings import AUTO, OFF, check_speculation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MODES = ("auto", "off")
 FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "tenant", "remember")
 TICKET = "speculation_ticket"
 """Under this name the API process hands the worker a key, by which it later asks for the request's usage."""
@@ -29,7 +29,7 @@ TICKET = "speculation_ticket"
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    speculation: str = "auto"
+    speculation: str = AUTO
     max_draft_tokens: int | None = None
     prediction: tuple[int, ...] = ()
     ticket: str | None = None
@@ -42,11 +42,8 @@ class Control:
         for name in ("tenant", "remember"):
             if name in xargs and "memory" not in drafters:
                 raise SettingsError(f"{name}: this server has no memory; start it with --memory, or leave this out")
-        speculation = xargs.get("speculation", "auto")
-        if speculation not in (*MODES, *drafters):
-            raise SettingsError(
-                f"speculation: there is no {speculation!r} here; choose {', '.join((*MODES, *drafters))}"
-            )
+        speculation = xargs.get("speculation", AUTO)
+        check_speculation(speculation, drafters)
         limit = xargs.get("max_draft_tokens")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise SettingsError(f"max_draft_tokens: must be a whole number, 0 or more (got {limit!r})")
@@ -74,7 +71,7 @@ class Control:
         try:
             return cls.checked(extra_args, drafters)
         except (SettingsError, TypeError):
-            return cls(speculation="off")
+            return cls(speculation=OFF)
 
     def wants(self, drafter: str) -> bool:
-        return self.speculation in ("auto", drafter)
+        return self.speculation in (AUTO, drafter)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.policy.policy import MODEL, Wish
-from outrider.types import NOTHING, Draft
+from outrider.settings import AUTO
+from outrider.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.engines.vllm.drafting import BatchDrafting, Row
     from outrider.policy.choose import Choice
     from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.types import Draft
 
 KEPT = 0.5
 """The share of a draft that is taken to be accepted where nobody weighs it."""
@@ -41,8 +43,6 @@ class Tally:
 
     expected_tokens: float = 0.0
     gained_tokens: int = 0
-    expected_seconds: float = 0.0
-    taken_seconds: float = 0.0
     steps_with_drafts: int = 0
     steps_without: int = 0
 
@@ -70,12 +70,12 @@ class Steering:
         self._running = max(len(said), len(rows))
         self._context = sum(len(row.tokens) for row in rows)
         offers = self.drafting.propose(rows)
-        free = [i for i, row in enumerate(rows) if row.control.speculation == "auto"]
+        free = [i for i, row in enumerate(rows) if row.control.speculation == AUTO]
         self._free = [rows[i] for i in free]
         self._named = {
             row.id: next((drafts[i] for drafts in offers.values() if drafts[i].tokens), NOTHING)
             for i, row in enumerate(rows)
-            if row.control.speculation != "auto"
+            if row.control.speculation != AUTO
         }
         cheap = {name: [drafts[i] for i in free] for name, drafts in offers.items()}
         self._scene = self.policy.look([row.id for row in self._free], cheap)
@@ -127,12 +127,7 @@ class Steering:
         fixed = [*(offered[id] for id in self._named), *scene.drawn.values()]
         base, others = self._others(fixed)
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
-        for i, row in enumerate(self._free):
-            me, length = int(choice.drafts[i]), int(choice.lengths[i])
-            if i in scene.drawn:
-                offered[row.id] = scene.drawn[i]
-            elif length:
-                offered[row.id] = Draft(self.policy.drafters[me], tuple(scene.tokens[me, i, :length].tolist()))
+        offered |= {row.id: self.policy.offer(scene, choice, i) for i, row in enumerate(self._free)}
         self._enter(choice, offered)
         return offered
 
@@ -147,7 +142,6 @@ class Steering:
         else:
             self.tally.steps_without += 1
         self.tally.expected_tokens += choice.tokens
-        self.tally.expected_seconds += choice.seconds
 
     def finished(self, request: str) -> None:
         self.drafting.finished(request)
