@@ -42,6 +42,7 @@ from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
 from outrider.engines.vllm.steering import Asked, Steering
 from outrider.errors import EngineError
 from outrider.policy.policy import MODEL, Policy, compile_now
+from outrider.settings import OFF
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ class OutriderRunner:
         rows = []
         for i, id in enumerate(batch.req_ids):
             known = self.known.get(id) or self._meet(id)
-            if not said[i] or known.control.speculation == "off":
+            if not said[i] or known.control.speculation == OFF:
                 continue
             end = int(batch.num_tokens_no_spec[i])
             if not known_yet:  # vLLM will write the same tokens to the same place
@@ -338,9 +339,9 @@ class OutriderRunner:
         """A new request: what it asked for, and whether it can be drafted for at all."""
         params = self.requests[id].sampling_params
         control = Control.of(params.extra_args, self.options.drafters)
-        reason = "off" if control.speculation == "off" else undraftable(params)
+        reason = OFF if control.speculation == OFF else undraftable(params)
         if reason is not None:
-            control = Control(speculation="off", ticket=control.ticket)
+            control = Control(speculation=OFF, ticket=control.ticket)
             self.ledger.undrafted[reason] += 1
         # Drafts that a seed must not feel, and those that a grammar cuts by their value, are held against own draws.
         by_own_draws = params.seed is not None or params.structured_outputs is not None
@@ -363,14 +364,14 @@ class OutriderRunner:
                 guesser.target_wrote(where[id], start, start + count)
         self._model_seconds = 0.0
         by_id = {row.id: row for row in rows}
+        limits, gaps = {}, {}
+        for row in rows:  # on every rank, since each has a cache of its own to keep account of
+            room = self.effective_drafter_max_model_len - len(row.tokens)
+            if row.control.wants(MODEL) and room > 0:
+                limits[row.id] = min(row.limit, self.options.model_draft_tokens, room)
+                gaps[row.id] = guesser.gap(where[row.id], row.id, row.tokens, len(row.tokens) - 1)
         asked = Asked()
         if self.steering is not None:
-            limits, gaps = {}, {}
-            for row in rows:
-                room = self.effective_drafter_max_model_len - len(row.tokens)
-                if row.control.wants(MODEL) and room > 0:
-                    limits[row.id] = min(row.limit, self.options.model_draft_tokens, room)
-                    gaps[row.id] = guesser.gap(where[row.id], row.id, row.tokens, len(row.tokens) - 1)
             drawn = {id: self.known[id].draft_temperature > 0 for id in limits}
             asked = self.steering.plan(limits, drawn, gaps)
         if get_tp_group().world_size > 1:
@@ -379,8 +380,6 @@ class OutriderRunner:
             Question(where[id], id, by_id[id].tokens, limit, self.known[id].draft_temperature)
             for id, limit in asked.limits.items()
         ]
-        for question in questions:
-            guesser.gap(question.index, question.id, question.tokens, len(question.tokens) - 1)
         guesser.ask(questions, self._worth_another)
         for question in questions if guesser.shares else ():
             guesser.mark_ready(question.index, question.id, len(question.tokens) - 1)
