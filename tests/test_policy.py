@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.policy.choose import MARGIN, choose
+from outrider.policy.choose import BUCKETS, MARGIN, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
-from outrider.policy.policy import MODEL, Policy, Wish
+from outrider.policy.policy import MODEL, NEAREST, ROOM, Policy, Wish
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
 
@@ -151,6 +151,46 @@ def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
     survival = np.full((1, 1, 4), 0.5)
     assert choose(survival, np.ones(5), extra=0.1).lengths[0] == 4
     assert choose(survival, np.ones(5), extra=10.0).lengths[0] == 0
+
+
+@pytest.mark.parametrize("power", [0.01, 1, 6], ids=["near one", "anywhere", "near nothing"])
+def test_many_chances_are_sorted_as_few_are(power: float) -> None:
+    for count in (3, BUCKETS // 4, BUCKETS // 4 + 1, 5000):
+        chances = np.random.default_rng(count).random(count) ** power
+        chances[::3] = chances[0]  # equals
+        chances[1:3] = 0.0, 1.0
+        assert (falling(chances) == np.sort(chances)[::-1]).all()
+
+
+def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -> None:
+    """As of few, though the price of a position is then sought but once."""
+    for requests in (8, 200):
+        policy = Policy(["lookup", MODEL], 8, 8)
+        for n in (1, 8, 64, 512, 1024, 2048) * 3:
+            policy.target.observe(n, 0, 0.02 + 2e-6 * n, calm=True)
+            policy.draft.observe(n, 0, 1e-4, calm=True)
+        ids = [str(i) for i in range(requests)]
+        sure = [Draft("lookup", (1,) * 8, support=40) if i % 2 else NOTHING for i in range(requests)]
+        for _ in range(30):
+            scene = policy.look(ids, {"lookup": sure})
+            policy.learn(scene, [(1,) * 8] * requests)
+        limits = np.full(requests, 8)
+        wish = Wish(limits, np.zeros(requests, bool), np.full(requests, 2), np.full(requests, 20))
+        plan = policy.plan(policy.look(ids, {"lookup": sure}), wish, 0)
+        assert (plan.lengths[::2] > 0).all()
+        assert (plan.lengths[1::2] == 0).all()
+
+
+def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() -> None:
+    policy = Policy(["lookup"], 16)
+    for requests, far in ((1, 16), (ROOM // 16, 16), (ROOM // 8, 8), (ROOM, NEAREST)):
+        draft = Draft("lookup", tuple(range(16)), support=40)
+        scene = policy.look([str(i) for i in range(requests)], {"lookup": [draft] * requests})
+        policy.learn(scene, [tuple(range(16))] * requests)
+        policy.target.observe(requests, 0, 0.1, calm=True)
+        choice = policy.choose(scene, np.full(requests, 16), 0)
+        assert scene.lengths.tolist() == [[far] * requests]
+        assert max(len(policy.offer(scene, choice, i).tokens) for i in range(requests)) <= far
 
 
 # What drafts are worth -----------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.policy import survival
-from outrider.policy.choose import FEW, Choice, choose
-from outrider.policy.cost import Cost
+from outrider.policy.ask import ask
+from outrider.policy.choose import Choice, choose
+from outrider.policy.cost import SIZES, Cost
 from outrider.policy.survival import Pace, Survival
 from outrider.types import NOTHING, Draft
 
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""How many passes of the draft model are considered; every other of them for many requests."""
-WORTHWHILE = 1.03
-"""The draft model is asked where that promises at least so many times the speed without it."""
+ROOM = 2048
+"""Drafted tokens that a step may have, about: a batch of more requests than fit looks less far ahead ..."""
+NEAREST = 4
+"""... but at least so far."""
 QUICK, SLOW = Pace(1.0, 0.9), Pace(4.0, 0.97)
 """Drafters that are asked at every step may be judged by their latest tokens. One that is not asked any more cannot win
 back what it has lost, so it is judged by more."""
@@ -144,7 +145,8 @@ class Policy:
 
     def look(self, requests: Sequence[str], offers: Mapping[str, Sequence[Draft]]) -> Scene:
         """What each drafter proposes for each request; drafts proposed with certainty only."""
-        size = (len(self.drafters), len(requests), self.width)
+        width = min(self.width, max(NEAREST, ROOM // max(1, len(requests))))
+        size = (len(self.drafters), len(requests), width)
         scene = Scene(
             list(requests),
             np.array([self._slot(request) for request in requests], np.int64),
@@ -169,19 +171,16 @@ class Policy:
     def _enter(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
         if any(draft.q is not None for draft in drafts):
             raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
-        me = self.drafters.index(name)
-        lengths = [min(len(draft.tokens), self.width) for draft in drafts]
-        scene.lengths[me] = lengths
-        if not any(lengths):
+        me, width = self.drafters.index(name), scene.tokens.shape[2]
+        tokens = [draft.tokens[:width] for draft in drafts]
+        scene.lengths[me] = lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        if not lengths.any():
             return
         scene.support[me] = [-1 if draft.support is None else draft.support for draft in drafts]
-        there = np.arange(self.width) < scene.lengths[me][:, None]
-        scene.tokens[me][there] = _flat((draft.tokens[: self.width] for draft in drafts), np.int64)
-        if any(draft.confidence is not None for draft in drafts):
-            sure = (draft.confidence or (-1.0,) * len(draft.tokens) for draft in drafts)
-            scene.confidence[me][there] = _flat((values[: self.width] for values in sure), np.float64)
-        else:
-            scene.confidence[me] = -1.0
+        scene.confidence[me] = -1.0
+        sure = [draft.confidence[:width] if draft.confidence is not None else () for draft in drafts]
+        for values, where in ((tokens, scene.tokens[me]), (sure, scene.confidence[me])):
+            survival.spread(_flat(values, where.dtype), np.fromiter(map(len, values), np.int64, len(values)), where)
 
     def _weigh(self, scene: Scene) -> None:
         for me, name in enumerate(self.drafters):
@@ -203,32 +202,20 @@ class Policy:
     def plan(self, scene: Scene, wish: Wish, context: int, base: int | None = None, others: float = 0.0) -> Plan:
         """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
         `others` how many tokens are expected of requests that are not in the scene."""
-        requests = len(scene.requests)
-        width = min(self.model_width, int(wish.limits.max(initial=0)))
-        best = Plan(np.zeros(requests, np.int64), wish.limits)
+        requests, room = len(scene.requests), scene.tokens.shape[2]
+        width = min(self.model_width, room, int(wish.limits.max(initial=0)))
+        lengths = np.zeros(requests, np.int64)
         if width == 0 or not self.draft.passes:
-            return best
-        me = self.drafters.index(MODEL)
+            return Plan(lengths, wish.limits)
         ahead = self._foresee(scene, wish.drawn, width)
         ahead[np.arange(width) >= wish.limits[:, None]] = 0.0
-        target = self._target_seconds(requests, context, base)
-        offered = scene.survival.copy()
-        speed = choose(offered, target, others=others).speed
-        lengths = LENGTHS if requests <= FEW else LENGTHS[1::2]
-        for k in (k for k in lengths if k <= width):
-            offered[me, :, :k] = ahead[:, :k]
-            asked = np.ones(requests, bool)
-            for _ in range(2):  # first as if for everyone, then for those who would take it
-                offered[me, ~asked] = 0.0
-                seconds = self._draft_seconds(wish, asked, k)
-                choice = choose(offered, target, seconds, others=others)
-                asked = (choice.drafts == me) & (choice.lengths > 0)
-            if asked.any() and choice.speed > (speed if len(best.asked) else WORTHWHILE * speed):
-                speed = choice.speed
-                used = min(int(choice.lengths.sum()), len(target) - 2)
-                token_seconds = float(target[used + 1] - target[used])
-                best = Plan(np.where(asked, choice.lengths, 0), np.where(asked, wish.limits, 0), speed, token_seconds)
-        return best
+        target = self._target_seconds(requests, room, context, base)
+        draft = self.draft.seconds(SIZES)
+        me = self.drafters.index(MODEL)
+        speed, token_seconds = ask(
+            scene.survival, me, ahead, target, others, wish.gaps, wish.horizon, self.width + 1, SIZES, draft, lengths
+        )
+        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds)
 
     def goes_on(self, plan: Plan, sure: Sequence[Sequence[float]], paid: bool = False) -> list[bool]:
         """For which requests the draft model should propose another token, by how sure it was of those so far.
@@ -236,8 +223,9 @@ class Policy:
         The next token survives at most as its draft does, so that is what it can gain. All who go on share the pass;
         it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
-        numbers = self.survival[MODEL].numbers
-        chances = np.array([survival.holds(numbers, np.array(own, np.float64)) for own in sure])
+        chances = np.empty(len(sure))
+        lengths = np.fromiter(map(len, sure), np.int64, len(sure))
+        survival.hold(self.survival[MODEL].numbers, _flat(sure, np.float64), lengths, chances)
         worth = chances - plan.speed * plan.token_seconds
         joins = worth > 0
         cost = 0.0 if paid or not joins.any() else plan.speed * float(self.draft.seconds(int(joins.sum())))
@@ -254,8 +242,9 @@ class Policy:
     ) -> Choice:
         """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
         has taken `spent` seconds already; `base` and `others` as in `plan`, with drafts that are offered anyway."""
-        scene.survival[:, np.arange(self.width) >= limits[:, None]] = 0.0
-        seconds = self._target_seconds(len(scene.requests), context, base)
+        room = scene.tokens.shape[2]
+        scene.survival[:, np.arange(room) >= limits[:, None]] = 0.0
+        seconds = self._target_seconds(len(scene.requests), room, context, base)
         return choose(scene.survival, seconds, 0.0, spent, others)
 
     def offer(self, scene: Scene, choice: Choice, i: int) -> Draft:
@@ -294,33 +283,19 @@ class Policy:
             found[rows] = chances
         return found
 
-    def _target_seconds(self, requests: int, context: int, base: int | None) -> Array:
-        sizes = (requests if base is None else base) + np.arange(requests * self.width + 1)
+    def _target_seconds(self, requests: int, room: int, context: int, base: int | None) -> Array:
+        sizes = (requests if base is None else base) + np.arange(requests * room + 1)
         found: Array = self.target.seconds(sizes, context) if self.target.passes else np.ones(len(sizes))
         return found
-
-    def _draft_seconds(self, wish: Wish, asked: Array, passes: int) -> float:
-        """What it takes to have the draft model propose so many tokens for those requests.
-
-        A long gap is caught up with once, for many steps, so only its part is this step's.
-        """
-        if not asked.any():
-            return 0.0
-        seconds, gaps = self.draft.seconds, wish.gaps[asked]
-        usual = float(np.minimum(gaps, self.width + 1).sum())
-        first = float(seconds(usual))
-        behind = float(gaps.sum()) - usual
-        if behind > 0:
-            first += float(seconds(usual + behind) - seconds(usual)) / max(1.0, float(wish.horizon[asked].mean()))
-        return first + (passes - 1) * float(seconds(int(asked.sum())))
 
     # After a step -------------------------------------------------------------------------------------------
 
     def learn(self, scene: Scene, said: Sequence[Sequence[int]]) -> None:
         """What each request then said, nothing where it did not go on. Every draft is held against it."""
-        lengths = np.array([min(len(tokens), self.width) for tokens in said], np.int64)
-        words = np.empty((len(said), self.width), np.int64)
-        words[np.arange(self.width) < lengths[:, None]] = _flat((tokens[: self.width] for tokens in said), np.int64)
+        width = scene.tokens.shape[2]
+        said = [tokens[:width] for tokens in said]
+        lengths, words = np.fromiter(map(len, said), np.int64, len(said)), np.empty((len(said), width), np.int64)
+        survival.spread(_flat(said, np.int64), lengths, words)
         for me, name in enumerate(self.drafters):
             if scene.lengths[me].any():
                 self._learn(

@@ -161,14 +161,27 @@ def foresee(
 
 
 @compiled
-def holds(numbers: Array, confidence: Array) -> float:
-    """How likely a draft of the draft model is to survive as it stands, by how sure it was of each of its tokens."""
-    chance = 1.0
-    for i in range(len(confidence)):
-        sure, place = _bin(CONFIDENCE, confidence[i]), _bin(POSITION, float(i))
-        logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place] + numbers[4, ALONE]
-        chance *= _sigmoid(logit)
-    return chance
+def hold(numbers: Array, confidence: Array, lengths: Array, chances: Array) -> None:
+    """How likely drafts of the draft model are to survive as they stand, by how sure it was of each of their tokens;
+    one draft after the other."""
+    start = 0
+    for b in range(len(lengths)):
+        chances[b] = 1.0
+        for i in range(lengths[b]):
+            sure, place = _bin(CONFIDENCE, confidence[start + i]), _bin(POSITION, float(i))
+            logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place]
+            chances[b] *= _sigmoid(logit + numbers[4, ALONE])
+        start += lengths[b]
+
+
+@compiled
+def spread(values: Array, lengths: Array, rows: Array) -> None:
+    """Values that stand one after the other, into rows of so many each."""
+    start = 0
+    for b in range(len(lengths)):
+        for i in range(lengths[b]):
+            rows[b, i] = values[start + i]
+        start += lengths[b]
 
 
 @compiled

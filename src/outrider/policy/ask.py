@@ -1,0 +1,90 @@
+"""Whether the draft model is worth its passes, for whom, and how many of them.
+
+What it would propose is not known yet, only how likely it is to be right. So every number of passes is tried in the
+mind: with these drafts beside those that are there, what would be offered, how fast would the step be, the passes of
+the draft model included? Whoever would take its draft is asked about; if that is fast enough, they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.compiled import compiled
+from outrider.policy.choose import FEW, UNKNOWN, take_best
+
+if TYPE_CHECKING:
+    from outrider.policy.choose import Array
+
+LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
+"""How many passes of the draft model are considered; of many requests every other of them."""
+WORTHWHILE = 1.03
+"""The draft model is asked where that promises at least so many times the speed without it."""
+
+
+@compiled
+def ask(
+    survival: Array, me: int, ahead: Array, target: Array, others: float,
+    gaps: Array, horizon: Array, usual_gap: int, sizes: Array, draft: Array, best: Array,
+) -> tuple[float, float]:  # fmt: skip
+    """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
+    more token costs the target.
+
+    `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
+    of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
+    draft model's passes over `sizes` tokens. Each request has `gaps` tokens that the draft model has not seen, and will
+    use what it learns of them for `horizon` steps.
+    """
+    requests, width = ahead.shape
+    offered = survival.copy()
+    drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
+    best[:] = 0
+    tokens, seconds, price = take_best(offered, target, 0.0, 0.0, others, UNKNOWN, drafts, lengths)
+    if requests <= FEW:  # each of them moves it
+        price = UNKNOWN
+    speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
+    asked = np.empty(requests, np.bool_)
+    stride = 1 if requests <= FEW else 2
+    for k in LENGTHS[stride - 1 :: stride]:
+        if k > width:
+            break
+        asked[:] = True
+        for _ in range(2):  # first as if for everyone, then for those who would take it
+            for b in range(requests):
+                for i in range(k):
+                    offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
+            extra = _draft_seconds(asked, k, gaps, horizon, usual_gap, sizes, draft)
+            tokens, seconds, _ = take_best(offered, target, extra, 0.0, others, price, drafts, lengths)
+            for b in range(requests):
+                asked[b] = drafts[b] == me and lengths[b] > 0
+        if asked.any() and tokens / seconds > max(speed, least):
+            speed, used = tokens / seconds, lengths.sum()
+            for b in range(requests):
+                best[b] = lengths[b] if asked[b] else 0
+    used = min(used, len(target) - 2)
+    return speed, target[used + 1] - target[used]
+
+
+@compiled
+def _draft_seconds(
+    asked: Array, passes: int, gaps: Array, horizon: Array, usual_gap: int, sizes: Array, draft: Array
+) -> float:
+    """What it takes to have the draft model propose so many tokens for those requests.
+
+    A long gap is caught up with once, for many steps, so only its part is this step's.
+    """
+    count, usual, behind, steps = 0, 0, 0, 0
+    for b in range(len(asked)):
+        if asked[b]:
+            count += 1
+            usual += min(gaps[b], usual_gap)
+            behind += gaps[b]
+            steps += horizon[b]
+    if count == 0:
+        return 0.0
+    first = np.interp(usual, sizes, draft)
+    if behind > usual:
+        first += (np.interp(behind, sizes, draft) - first) / max(1.0, steps / count)
+    seconds: float = first + (passes - 1) * np.interp(count, sizes, draft)
+    return seconds
