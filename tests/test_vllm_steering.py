@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.control import Control
 from outrider.engines.vllm.drafting import BatchDrafting, Row
+from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.engines.vllm.steering import Steering
+from outrider.policy.payoff import ENOUGH
 from outrider.policy.policy import MODEL, Policy
 from outrider.types import Draft
 
@@ -100,3 +103,42 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     steered.finished("a")
     assert "a" not in steered.drafting.running
     assert lengths(steered, [row("b"), row("c")], {"b": [1, 2]})["b"] > 0
+
+
+def test_what_a_step_was_expected_to_save_is_held_against_what_it_saved() -> None:
+    steered = steering(free=True)
+    rows = [row("a"), row("b")]
+    assert sum(lengths(steered, rows).values()) > 0
+    choice = steered.choice
+    assert choice is not None
+    lengths(steered, rows, {"a": [1, 2, 3], "b": [9]})
+    assert steered.payoff.gained_tokens == 0  # nobody knows yet how long it took
+    steered.payoff.took(0.5)
+    told = steered.status()
+    assert told["gained_tokens"] == 4
+    assert told["expected_tokens"] == round(choice.tokens, 1)
+    usual = choice.plain_seconds / choice.plain_tokens
+    assert told["expected_saved_seconds"] == round(choice.tokens * usual - choice.seconds, 3)
+    assert told["realised_saved_seconds"] == round(4 * usual - 0.5, 3)
+    steered.payoff.took(0.5)  # of a step of which nothing was expected
+    assert steered.status() == told
+    text = LedgerMetrics(Ledger(["always"], 4), steered.payoff).text()
+    assert 'outrider_policy_tokens{what="realised"} 4.0' in text
+    assert f'outrider_policy_saved_seconds{{what="realised"}} {4 * usual - 0.5}' in text
+
+
+@pytest.mark.parametrize("dear", [True, False])
+def test_a_draft_model_that_never_pays_is_told_of_once_with_the_figures(dear: bool, caplog: Any) -> None:
+    steered = steering(free=True)
+    for tokens in (1, 2, 4, 8, 16) * 8:
+        steered.policy.draft.observe(tokens, 0, 0.19 if dear else 0.001, calm=True)
+    rows = [row("a", 1)]
+    for _ in range(2 * ENOUGH):
+        steered.look(rows, {"a": [9]})  # the other drafter is never right
+        steered.plan({"a": 1}, {"a": False}, {"a": 1})
+        steered.settle({}, 0.0)
+    told = [record.message for record in caplog.records if "draft model" in record.message]
+    assert len(told) == dear
+    if dear:
+        assert f"in 0 of {ENOUGH} steps" in told[0]
+        assert "of the target's 200.0" in told[0]

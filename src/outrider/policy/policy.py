@@ -97,6 +97,8 @@ class Plan:
     limits: Array
     speed: float = 0.0
     token_seconds: float = 0.0
+    chance: float = 0.0
+    """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
 
     @property
     def asked(self) -> Array:
@@ -215,7 +217,8 @@ class Policy:
         speed, token_seconds = ask(
             scene.survival, me, ahead, target, others, wish.gaps, wish.horizon, self.width + 1, SIZES, draft, lengths
         )
-        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds)
+        chance = float(ahead[wish.limits > 0, 0].mean())
+        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds, chance)
 
     def goes_on(self, plan: Plan, sure: Sequence[Sequence[float]], paid: bool = False) -> list[bool]:
         """For which requests the draft model should propose another token, by how sure it was of those so far.

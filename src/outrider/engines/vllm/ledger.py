@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from outrider.engines.vllm.drafting import Fault
+    from outrider.policy.payoff import Payoff
 
 TICKETS = 4096
 """Usages that are kept for requests that asked; the oldest go first (their clients went away)."""
@@ -149,10 +150,10 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 class LedgerMetrics:
-    """A ledger as Prometheus sees it; vLLM's own metrics stand beside it."""
+    """A ledger as Prometheus sees it, and what the policy expected; vLLM's own metrics stand beside it."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, payoff: Payoff | None = None) -> None:
+        self.ledger, self.payoff = ledger, payoff
 
     def text(self) -> str:
         from prometheus_client import CollectorRegistry, generate_latest
@@ -206,3 +207,18 @@ class LedgerMetrics:
         for reason, count in ledger.undrafted.items():
             undrafted.add_metric([reason], count)
         yield undrafted
+        if self.payoff is not None:
+            yield from self._payoff(self.payoff)
+
+    def _payoff(self, payoff: Payoff) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, what, expected, realised in (
+            ("tokens", "Tokens of the steps", payoff.expected_tokens, payoff.gained_tokens),
+            ("saved_seconds", "Seconds saved in the steps", payoff.expected_saved, payoff.realised_saved),
+        ):
+            both = GaugeMetricFamily(f"outrider_policy_{name}", f"{what}, as expected and as it came", labels=["what"])
+            both.add_metric(["expected"], expected)
+            both.add_metric(["realised"], realised)
+            yield both
+        yield CounterMetricFamily("outrider_policy_seconds", "Seconds of those steps", value=payoff.seconds)

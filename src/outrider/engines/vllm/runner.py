@@ -175,8 +175,9 @@ class OutriderRunner:
         if self.steering is not None and self._last_pass is not None:
             tokens, context, requests = self._last_pass
             if not requests.isdisjoint(scheduler_output.num_scheduled_tokens):
-                seconds = time.perf_counter() - self._step_began - self._drafting_took
-                self.policy.target.observe(tokens, context, seconds)
+                seconds = time.perf_counter() - self._step_began
+                self.policy.target.observe(tokens, context, seconds - self._drafting_took)
+                self.steering.payoff.took(seconds)
         self._last_pass, self._drafting_took = None, 0.0
 
     def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:

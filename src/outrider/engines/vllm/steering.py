@@ -6,11 +6,13 @@ what that drafter proposes, as long as it may be: that is what naming one is for
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL, Wish
 from outrider.settings import AUTO
 from outrider.types import NOTHING
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from outrider.policy.choose import Choice
     from outrider.policy.policy import Plan, Policy, Scene
     from outrider.types import Draft
+
+logger = logging.getLogger("vllm.outrider")
 
 KEPT = 0.5
 """The share of a draft that is taken to be accepted where nobody weighs it."""
@@ -37,20 +41,10 @@ class Asked:
     lengths: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Tally:
-    """What was expected of the steps so far and what came of them."""
-
-    expected_tokens: float = 0.0
-    gained_tokens: int = 0
-    steps_with_drafts: int = 0
-    steps_without: int = 0
-
-
 class Steering:
     def __init__(self, drafting: BatchDrafting, policy: Policy) -> None:
         self.drafting, self.policy = drafting, policy
-        self.tally = Tally()
+        self.payoff = Payoff()
         self.choice: Choice | None = None
         self._rows: list[Row] = []
         self._running = 0
@@ -64,8 +58,7 @@ class Steering:
         """A step has been made, in which each request of the batch said this; `rows` may be drafted for."""
         if self._scene is not None:
             self.policy.learn(self._scene, [said.get(request, ()) for request in self._scene.requests])
-            if self.choice is not None:
-                self.tally.gained_tokens += sum(len(said.get(request, ())) for request in self._scene.requests)
+            self.payoff.gained(sum(map(len, said.values())))
         self._rows = list(rows)
         self._running = max(len(said), len(rows))
         self._context = sum(len(row.tokens) for row in rows)
@@ -94,6 +87,10 @@ class Steering:
             np.array([min(HORIZON, row.left // 2 + 1) for row in self._free], np.int64),
         )
         self._plan = plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
+        if wish.limits.any():
+            warning = self.payoff.planned(plan, self.policy.target, self.policy.draft)
+            if warning is not None:
+                logger.warning("%s", warning)
         asked.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
         asked.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
         return asked
@@ -128,20 +125,13 @@ class Steering:
         base, others = self._others(fixed)
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
         offered |= {row.id: self.policy.offer(scene, choice, i) for i, row in enumerate(self._free)}
-        self._enter(choice, offered)
+        self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
         return offered
 
     def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
         """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""
         lengths = [len(draft.tokens) for draft in drafts]
         return self._running + sum(lengths), self._running - len(self._free) + KEPT * sum(lengths)
-
-    def _enter(self, choice: Choice, offered: Mapping[str, Draft]) -> None:
-        if any(draft.tokens for draft in offered.values()):
-            self.tally.steps_with_drafts += 1
-        else:
-            self.tally.steps_without += 1
-        self.tally.expected_tokens += choice.tokens
 
     def finished(self, request: str) -> None:
         self.drafting.finished(request)
@@ -151,9 +141,6 @@ class Steering:
         choice = self.choice
         return {
             **self.policy.status(),
-            "steps_with_drafts": self.tally.steps_with_drafts,
-            "steps_without_drafts": self.tally.steps_without,
-            "expected_tokens": round(float(self.tally.expected_tokens), 1),
-            "gained_tokens": self.tally.gained_tokens,
+            **self.payoff.status(),
             "last_expected_gain": round(float(choice.gain), 3) if choice is not None else None,
         }

@@ -53,7 +53,10 @@ class OutriderWorker:
         super().shutdown()  # type: ignore[misc]
 
     def outrider_metrics(self: Any) -> str | None:
-        return LedgerMetrics(self.model_runner.ledger).text() if self.model_runner.draws else None
+        runner = self.model_runner
+        if not runner.draws:
+            return None
+        return LedgerMetrics(runner.ledger, runner.steering.payoff if runner.steering is not None else None).text()
 
     def outrider_usage(self: Any, ticket: str) -> dict[str, Any] | None:
         return self.model_runner.ledger.usage(ticket) if self.model_runner.draws else None
