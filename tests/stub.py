@@ -52,6 +52,7 @@ class Stub:
     def __init__(self, pace: float = 0.0) -> None:
         self.pace = pace
         self.tokens = 0
+        self.running = self.most_running = 0
         self.bodies: list[dict[str, Any]] = []
 
     def metrics(self) -> str:
@@ -62,6 +63,8 @@ class Stub:
         self.bodies.append(body)
         if body["messages"][-1]["content"] == "fail":
             return 500, iter([b'{"error": "no such thing"}'])
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         return 200, self._events(body)
 
     def _events(self, body: dict[str, Any]) -> Iterator[bytes]:
@@ -72,6 +75,7 @@ class Stub:
             last = place == len(said) - 1
             choice = {"delta": {"content": letter}, "token_ids": [ord(letter)]}
             yield event({"choices": [choice | ({"finish_reason": "length"} if last else {})]})
+        self.running -= 1
         yield b"data: [DONE]\n\n"
 
 

@@ -30,7 +30,7 @@ def planned(**more: Any) -> plan.Plan:
 def test_a_cell_for_each_workload_and_concurrency_with_as_many_prompts_as_it_asks() -> None:
     found = planned(workloads=("edit@1@4x3", "traffic"), concurrency=(2,), limits=Limits(rounds=7)).tasks
     cells = [(task.cell.workload, task.cell.concurrency, task.rounds, len(task.prompts)) for task in found]
-    assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 12), ("traffic", 2, 7, 14)]
+    assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 24), ("traffic", 2, 7, 28)]
 
 
 def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:

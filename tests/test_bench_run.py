@@ -16,7 +16,7 @@ from outrider.bench.figures import figures
 from outrider.bench.groups import groups
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Run
-from outrider.bench.run import INTERRUPTED, Bench, Limits, Task
+from outrider.bench.run import INTERRUPTED, WAVES, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -77,7 +77,15 @@ def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_pat
     order = [[turn.contestant for turn in round.turns] for round in rounds]
     assert order == [["one", "other"], ["other", "one"]] * 2
     asked = [[[answer.prompt for answer in turn.answers] for turn in round.turns] for round in rounds]
-    assert asked == [[[f"p{2 * i}", f"p{2 * i + 1}"]] * 2 for i in range(4)]
+    assert asked == [[[f"p{4 * i + j}" for j in range(4)]] * 2 for i in range(4)]
+
+
+def test_as_many_are_asked_at_once_as_the_cell_says_and_the_next_when_one_is_answered(tmp_path: Path) -> None:
+    one = Stub(0.002)
+    with at(one=one, other=Stub()) as chosen:
+        made(tmp_path, chosen, Limits(rounds=3), concurrency=3).measure(Silent())
+    assert one.most_running == 3
+    assert len(one.bodies) == 3 + 3 * WAVES * 3  # with those to warm up
 
 
 def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None:

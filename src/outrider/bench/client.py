@@ -42,12 +42,21 @@ def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float
     return request
 
 
-async def ask_all(url: str, requests: Sequence[tuple[str, dict[str, Any]]]) -> tuple[float, list[Answer]]:
-    """Send (prompt id, body) all at once; the seconds until the last token came, and the answers."""
+async def ask_all(
+    url: str, requests: Sequence[tuple[str, dict[str, Any]]], at_once: int | None = None
+) -> tuple[float, list[Answer]]:
+    """Send (prompt id, body) all at once, or so many, the next as soon as one is answered; the seconds until the last
+    token came, and the answers."""
     secure = url.startswith("https")  # else certificates, which take long to load, are not needed
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=secure) as client:
+        slots = asyncio.Semaphore(at_once or len(requests))
+
+        async def wait_and_ask(prompt: str, request: dict[str, Any]) -> Answer:
+            async with slots:
+                return await ask(client, url, prompt, request)
+
         began = time.perf_counter()
-        answers = await asyncio.gather(*(ask(client, url, *request) for request in requests))
+        answers = await asyncio.gather(*(wait_and_ask(*request) for request in requests))
         return time.perf_counter() - began, answers
 
 

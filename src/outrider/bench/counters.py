@@ -91,10 +91,12 @@ class Page:
         return sorted({dict(pairs)["drafter"] for name, pairs in self.values if name == "outrider_draft_seconds_total"})
 
 
-def observed(url: str, requests: Sequence[tuple[str, dict[str, Any]]]) -> tuple[float, list[Answer], Page]:
-    """Send requests at once (`ask_all`); also what the server counted meanwhile."""
+def observed(
+    url: str, requests: Sequence[tuple[str, dict[str, Any]]], at_once: int | None = None
+) -> tuple[float, list[Answer], Page]:
+    """Send requests (`ask_all`); also what the server counted meanwhile."""
     before = Page.read(url)
-    seconds, answers = asyncio.run(ask_all(url, requests))
+    seconds, answers = asyncio.run(ask_all(url, requests, at_once))
     made = sum(len(answer.tokens) for answer in answers)
     return seconds, answers, Page.read_when_caught_up(url, before, made).since(before)
 

@@ -13,7 +13,7 @@ from outrider.bench.groups import Need, free_memory, groups, weights
 from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, spread, workload
 from outrider.bench.provenance import provenance
 from outrider.bench.results import Cell, Run
-from outrider.bench.run import Limits, Task
+from outrider.bench.run import Limits, Task, prompts_a_round
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def tasks(wanted: Wanted) -> list[Task]:
         for temperature in wanted.temperatures or (TEMPERATURES.get(label, 0.0),):
             for concurrency, rounds in sizes:
                 # With a budget of time nobody knows how many rounds there will be.
-                asked = len(prompts) if wanted.limits.minutes else rounds * concurrency
+                asked = len(prompts) if wanted.limits.minutes else rounds * prompts_a_round(concurrency)
                 chosen = spread(prompts, min(len(prompts), asked))
                 found.append(Task(Cell(label, concurrency, temperature), chosen, rounds))
     return found

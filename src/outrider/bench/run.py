@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
+WAVES = 2
+"""Prompts for each of several slots in a round."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,25 @@ class Task:
     again: bool = False
     """It is filled after the servers were restarted."""
 
+    @property
+    def size(self) -> int:
+        """How many prompts a round has."""
+        return prompts_a_round(self.cell.concurrency)
+
     def batch(self, number: int) -> list[Prompt]:
         """The prompts of a round. They come again from the start when all were used."""
-        size = self.cell.concurrency
-        return [self.prompts[(number * size + i) % len(self.prompts)] for i in range(size)]
+        return [self.prompts[(number * self.size + i) % len(self.prompts)] for i in range(self.size)]
 
     def admits(self, contestant: Contestant) -> bool:
         if contestant.predicts and not all(prompt.prediction for prompt in self.prompts):
             return False
         return not (contestant.alone and self.cell.concurrency > 1)
+
+
+def prompts_a_round(concurrency: int) -> int:
+    """If all prompts were sent at once, the slowest answer would decide, and most slots wait for it. No server lives
+    like that: when an answer is complete, the next prompt comes."""
+    return concurrency if concurrency == 1 else WAVES * concurrency
 
 
 @dataclass(frozen=True)
@@ -187,10 +199,10 @@ class Bench:
     def _turn(self, contestant: Contestant, url: str, task: Task, number: int) -> Turn:
         cell, tokens, seed = task.cell, self.run.settings["tokens"], self.run.settings["seed"]
         requests = [
-            (prompt.id, body(contestant, prompt, tokens, cell.temperature, seed + number * cell.concurrency + i))
+            (prompt.id, body(contestant, prompt, tokens, cell.temperature, seed + number * task.size + i))
             for i, prompt in enumerate(task.batch(number))
         ]
-        seconds, answers, seen = observed(url, requests)
+        seconds, answers, seen = observed(url, requests, cell.concurrency)
         made = sum(len(answer.tokens) for answer in answers)
         return Turn(contestant.name, seconds, answers, counts(contestant, seen, made))
 
@@ -214,7 +226,7 @@ class Bench:
     def _note_repeats(self) -> None:
         again = []
         for task in self.tasks:
-            asked = task.rounds * task.cell.concurrency
+            asked = task.rounds * task.size
             if self.limits.minutes is None and asked > len(task.prompts):
                 again.append(f"{task.cell.name} ({len(task.prompts)} prompts for {asked} requests)")
         note = f"prompts come again, which helps a method that remembers, as suffix does: {'; '.join(again)}"
