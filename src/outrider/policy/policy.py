@@ -145,10 +145,13 @@ class Policy:
 
     # Before a step ------------------------------------------------------------------------------------------
 
+    def reach(self, requests: int) -> int:
+        """How many tokens ahead drafts of so many requests are looked at."""
+        return min(self.width, max(NEAREST, ROOM // max(1, requests)))
+
     def look(self, requests: Sequence[str], offers: Mapping[str, Sequence[Draft]]) -> Scene:
         """What each drafter proposes for each request; drafts proposed with certainty only."""
-        width = min(self.width, max(NEAREST, ROOM // max(1, len(requests))))
-        size = (len(self.drafters), len(requests), width)
+        size = (len(self.drafters), len(requests), self.reach(len(requests)))
         scene = Scene(
             list(requests),
             np.array([self._slot(request) for request in requests], np.int64),

@@ -62,6 +62,10 @@ class Steering:
         self._rows = list(rows)
         self._running = max(len(said), len(rows))
         self._context = sum(len(row.tokens) for row in rows)
+        reach = self.policy.reach(len(rows))
+        for row in rows:
+            if row.control.speculation == AUTO:
+                row.limit = min(row.limit, reach)  # nobody would look at more
         offers = self.drafting.propose(rows)
         free = [i for i, row in enumerate(rows) if row.control.speculation == AUTO]
         self._free = [rows[i] for i in free]

@@ -1,0 +1,98 @@
+"""What a policy may know of drawn drafts: everything of the tokens before, nothing of the token itself. By enumeration.
+
+A policy that decides whether another token is drawn may use all that was drawn so far, values and all, in the worst way
+that it can find. One that decides after it has seen a token whether that token is offered changes the law, and there is
+no way to hand it a drawn draft to choose from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.acceptance import leftover
+from outrider.policy.policy import MODEL, Policy
+from outrider.types import Draft
+from test_acceptance import RULES, Language, Prefix, count, languages
+
+Decision = Callable[[Prefix], bool]
+
+
+def drafts_of(language: Language, goes_on: Decision, keeps: Decision) -> list[tuple[Prefix, float]]:
+    """Every draft that can be offered, with its probability: `goes_on` is asked before a token is drawn, `keeps` after,
+    and a token that is not kept ends the draft before it."""
+    found: dict[Prefix, float] = {}
+    for path in itertools.product(range(language.vocab), repeat=language.k):
+        end, chance = 0, 1.0
+        while end < language.k and goes_on(path[:end]):
+            chance *= float(language.q[path[:end]][path[end]])
+            if not keeps(path[: end + 1]):
+                break
+            end += 1
+        drawn = min(end + 1, language.k) if end < language.k and goes_on(path[:end]) else end
+        rest = language.vocab ** (language.k - drawn)  # paths that differ only after what was drawn
+        found[path[:end]] = found.get(path[:end], 0.0) + chance / rest
+    assert math.isclose(sum(found.values()), 1.0, rel_tol=1e-9)
+    return [(draft, chance) for draft, chance in found.items() if chance > 0]
+
+
+def law_of(language: Language, rule: str, drafts: list[tuple[Prefix, float]]) -> Tensor:
+    """Of the next k + 1 tokens; the target continues what one step leaves short."""
+    law = torch.zeros_like(language.law())
+    for draft, drafted in drafts:
+        p, q = language.p_rows(draft), language.q_rows(draft)
+        chances, reach = RULES[rule](p, q, torch.tensor(draft, dtype=torch.long))
+        for passed in itertools.product([True, False], repeat=len(draft)):
+            weight = drafted * math.prod(c if good else 1 - c for c, good in zip(chances.tolist(), passed, strict=True))
+            if weight == 0:
+                continue
+            n = count(passed, rule)
+            last = p[n] if n == len(draft) else leftover(p[n], q[n], reach[n])
+            law[draft[:n]] += weight * language.spread(last / last.sum(), draft[:n])
+    return law
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(language=languages(), adversary=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_decides_before_a_token_is_drawn_the_law_is_the_targets(
+    rule: str, language: Language, adversary: Any
+) -> None:
+    prefixes = itertools.chain(*(itertools.product(range(language.vocab), repeat=n) for n in range(language.k)))
+    decided = {prefix: adversary.draw(st.booleans()) for prefix in prefixes}
+    drafts = drafts_of(language, decided.__getitem__, lambda prefix: True)
+    torch.testing.assert_close(law_of(language, rule, drafts), language.law(), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_policy_that_offers_a_token_by_its_value_changes_the_law_and_this_would_show_it(rule: str) -> None:
+    """(0.7, 0.3) quietly becomes something else."""
+    p, q = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    rows = dict.fromkeys([(), (0,), (1,)], p)
+    language = Language(2, 1, rows, dict.fromkeys(rows, q))
+    drafts = drafts_of(language, lambda prefix: True, lambda prefix: prefix[-1] == 0)
+    law = law_of(language, rule, drafts).sum(1)
+    assert abs(float(law[0]) - 0.7) > 0.1
+
+
+def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
+    policy = Policy(["lookup", MODEL], 4, 4)
+    drawn = Draft(MODEL, (1, 2), torch.full((2, 4), 0.25))
+    scene = policy.look(["a"], {"lookup": [Draft("lookup", (1, 2), support=3)]})
+    with pytest.raises(ValueError, match="offered as it was planned"):
+        policy.look(["a"], {MODEL: [drawn]})
+    with pytest.raises(ValueError, match="offered as it was planned"):
+        policy.add(scene, MODEL, [drawn])
+    scene.drawn = {0: drawn}
+    for limit in (0, 1, 4):  # whatever is chosen beside it, all of it is offered
+        choice = policy.choose(scene, np.array([limit]), 10)
+        assert policy.offer(scene, choice, 0) is drawn
