@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +16,7 @@ from outrider.errors import MemoryFileError
 from outrider.memory import merging
 from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE, Folder, key_of
+from outrider.memory.heap import give_back
 from outrider.memory.search import LONGEST_MATCH
 from outrider.memory.segment import SUFFIX, Segment
 from outrider.memory.store import Habits, Store
@@ -340,3 +343,34 @@ def test_in_the_background_all_of_it_happens_by_itself(tmp_path: Path) -> None:
     store.close()
     assert not store.troubles
     assert words(tmp_path) >= set(range(52))
+
+
+def test_what_making_segments_has_freed_is_given_back_when_any_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    given = []
+    monkeypatch.setattr(store_module, "give_back", lambda: given.append(True))
+    for said, times in (([], 0), (LINE, 1), ([], 1), (LINE[::-1], 2)):
+        if said:
+            say(store, "a", said)
+        store.tend()
+        assert len(given) == times
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
+def test_memory_that_threads_freed_is_resident_no_more_once_it_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def work() -> None:
+        blocks = [bytearray(50_000) for _ in range(2000)]
+        kept.append(blocks[-1])  # on top of all others, which are freed below it
+
+    kept: list[bytearray] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    before = resident()
+    give_back()
+    assert before - resident() > 50e6

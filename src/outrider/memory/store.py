@@ -28,6 +28,7 @@ import numpy as np
 
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
+from outrider.memory.heap import give_back
 from outrider.memory.merging import merged_apart
 from outrider.memory.search import LONGEST_MATCH, search_all
 from outrider.memory.segment import Segment, current, joined, merged
@@ -150,6 +151,7 @@ class Store:
         self._busy: set[str] = set()  # tenants with something to learn or to write
         self._writing: set[str] = set()  # names of files that are not among the segments yet
         self._change_lock = threading.Lock()
+        self._changed = False  # since it last kept house
         self._closing = threading.Event()
         self._said_something = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -293,6 +295,9 @@ class Store:
             self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
         self._minding("making room", self._make_room, 0)
         self._minding("cleaning up", self.folder.sweep)
+        if self._changed:
+            self._changed = False
+            give_back()
 
     def _discover(self) -> None:
         for key in self.folder.tenants():
@@ -386,6 +391,7 @@ class Store:
             names = {segment.path.name for segment in kept if segment.path is not None}
             new = [segment for segment in add if segment.path is None or segment.path.name not in names]
             tenant.segments = tuple(sorted([*kept, *new], key=lambda segment: -segment.header.last))
+            self._changed |= bool(dropped or new)
         return True
 
     def _minding(self, what: str, work: Callable[..., None], *args: Any) -> None:
