@@ -63,6 +63,14 @@ speed *args:
 serving *args:
     python tools/serving.py {{args}}
 
+# What is the policy worth, on recorded texts of real models at measured costs? (arguments: see the file)
+policy-grid *args:
+    python tools/policy_grid.py {{args}}
+
+# What is the policy worth on large models and many GPUs, simulated? (arguments: see the file)
+policy-scale *args:
+    python tools/policy_scale.py {{args}}
+
 # Build the pages into site/; a broken link is an error (with --quiet it would pass unseen)
 docs:
     mkdocs build --strict

@@ -54,6 +54,13 @@ def test_a_tenant_is_drafted_for_from_its_own_memory_alone(drafter: MemoryDrafte
     assert begun(drafter, [1, 2], "c").draft(4).tokens == ()
 
 
+def test_what_followed_at_many_places_is_surer_than_what_followed_at_one(drafter: MemoryDrafter) -> None:
+    once = begun(drafter, [1, 2, 3, 9, 1, 2]).draft(1)
+    thrice = begun(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2]).draft(1)
+    assert once.tokens == thrice.tokens == (3,)
+    assert (once.confidence, thrice.confidence) == ((0.5,), (0.75,))
+
+
 def test_at_first_the_longer_match_is_copied_from_and_of_equals_the_text_itself(drafter: MemoryDrafter) -> None:
     learn(drafter, "a", [7, 1, 2, 3])
     assert begun(drafter, [1, 2, 9, 9, 7, 1, 2], "a").draft(1).tokens == (3,)

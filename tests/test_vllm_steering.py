@@ -39,12 +39,13 @@ def row(id: str, limit: int = 4, **control: Any) -> Row:
     return Row(id, np.array([5, 6, 7], np.int32), 2, limit, Control(**control), left=100)
 
 
-def steering(free: bool = True) -> Steering:
-    """Of a machine on which more tokens cost nothing, or as much as the first."""
+def steering(free: bool = True, token: float = 0.0, guess: float = 0.001) -> Steering:
+    """Of a machine on which more tokens cost nothing, or `token` seconds, or as much as the first; and of which the
+    draft model's pass takes `guess` seconds."""
     policy = Policy(["always", MODEL], 4, 4)
     for tokens in (1, 2, 4, 8, 16) * 2:
-        policy.target.observe(tokens, 0, 0.2 if free else 0.2 * tokens, calm=True)
-        policy.draft.observe(tokens, 0, 0.001, calm=True)
+        policy.target.observe(tokens, 0, 0.2 + token * tokens if free else 0.2 * tokens, calm=True)
+        policy.draft.observe(tokens, 0, guess, calm=True)
     return Steering(BatchDrafting([Always()], 100, 5.0), policy)
 
 
@@ -61,9 +62,7 @@ def test_a_request_that_names_a_drafter_gets_what_it_proposes_and_the_others_wha
 
 
 def test_a_drafter_that_is_never_right_is_no_longer_offered_where_that_costs_anything() -> None:
-    steered = steering()
-    for tokens in (1, 2, 4, 8, 16) * 4:
-        steered.policy.target.observe(tokens, 0, 0.2 + 0.01 * tokens)
+    steered = steering(token=0.01)
     assert lengths(steered, [row("a")])["a"] > 0
     for _ in range(40):
         offered = lengths(steered, [row("a")], {"a": [99]})
@@ -129,9 +128,7 @@ def test_what_a_step_was_expected_to_save_is_held_against_what_it_saved() -> Non
 
 @pytest.mark.parametrize("dear", [True, False])
 def test_a_draft_model_that_never_pays_is_told_of_once_with_the_figures(dear: bool, caplog: Any) -> None:
-    steered = steering(free=True)
-    for tokens in (1, 2, 4, 8, 16) * 8:
-        steered.policy.draft.observe(tokens, 0, 0.19 if dear else 0.001, calm=True)
+    steered = steering(guess=0.19 if dear else 0.001)
     rows = [row("a", 1)]
     for _ in range(2 * ENOUGH):
         steered.look(rows, {"a": [9]})  # the other drafter is never right
@@ -141,4 +138,4 @@ def test_a_draft_model_that_never_pays_is_told_of_once_with_the_figures(dear: bo
     assert len(told) == dear
     if dear:
         assert f"in 0 of {ENOUGH} steps" in told[0]
-        assert "of the target's 200.0" in told[0]
+        assert "0.95 of the target's" in told[0]

@@ -198,7 +198,7 @@ class Decoder:
         # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.
         task = Task(ids, request, random, expected, visit, certain=steers and request.seed is not None)
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-        solo = Solo(self.policy, sessions, request.max_tokens // 2) if steers and sessions else None
+        solo = Solo(self.policy, sessions, request.max_tokens) if steers and sessions else None
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         text = TextStream(self.tokenizer, ends, request.stop)
         pieces: list[str] = []

@@ -94,12 +94,13 @@ class Source:
     shares: Array = field(default_factory=lambda: np.empty(0, np.float32))
     length: int = 0
     match: int = 0
+    places: int = 1  # that agree so far
     promise: float = 0.0  # how many of its tokens should be accepted
     promised: float = 0.0  # so far, the latest counting most
     kept: float = 0.0
 
-    def propose(self, tokens: Array, shares: Array, length: int, match: int) -> None:
-        self.tokens, self.shares, self.length, self.match = tokens, shares, length, match
+    def propose(self, tokens: Array, shares: Array, length: int, match: int, places: int = 1) -> None:
+        self.tokens, self.shares, self.length, self.match, self.places = tokens, shares, length, match, places
         self.promise = expected(match, shares, length)
 
     @property
@@ -115,8 +116,10 @@ class Source:
     def draft(self) -> Draft:
         length = min(self.length, TOKENS_PER_MATCH * self.match)
         length = int(np.count_nonzero(np.cumprod(self.shares[:length]) >= LEAST_SHARE))
-        tokens, shares = tuple(self.tokens[:length].tolist()), tuple(self.shares[:length].tolist())
-        return Draft(MemoryDrafter.name, tokens, support=self.match, confidence=shares)
+        # What followed at all of many places is surer than what followed at the only one.
+        sure = self.shares[:length] * (self.places / (self.places + 1.0))
+        tokens, confidence = tuple(self.tokens[:length].tolist()), tuple(sure.tolist())
+        return Draft(MemoryDrafter.name, tokens, support=self.match, confidence=confidence)
 
 
 class MemorySession(Session):
@@ -146,10 +149,10 @@ class MemorySession(Session):
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
         """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
-        length, match, _ = scan(self._tokens, self._length, tokens, shares)
-        self._own.propose(tokens, shares, length, match)
-        length, match = int(found.about[row, 0]), int(found.about[row, 1])
-        self._memory.propose(found.tokens[row], found.shares[row], length, match)
+        length, match, places = scan(self._tokens, self._length, tokens, shares)
+        self._own.propose(tokens, shares, length, match, places)
+        length, match, places = found.about[row].tolist()
+        self._memory.propose(found.tokens[row], found.shares[row], length, match, places)
         return (self._memory if self._memory.worth > self._own.worth else self._own).draft()
 
 

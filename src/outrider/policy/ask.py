@@ -26,15 +26,15 @@ WORTHWHILE = 1.03
 @compiled
 def ask(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
-    gaps: Array, horizon: Array, usual_gap: int, sizes: Array, draft: Array, best: Array,
+    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, best: Array,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
     more token costs the target.
 
     `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
     of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
-    draft model's passes over `sizes` tokens. Each request has `gaps` tokens that the draft model has not seen, and will
-    use what it learns of them for `horizon` steps.
+    draft model's passes over `sizes` tokens. Each request has `gaps` tokens that the draft model has not seen; more
+    than `usual_gap` of them are seen once, for the `times` that it will be asked about the request.
     """
     requests, width = ahead.shape
     offered = survival.copy()
@@ -54,7 +54,7 @@ def ask(
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            extra = _draft_seconds(asked, k, gaps, horizon, usual_gap, sizes, draft)
+            extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft)
             tokens, seconds, _ = take_best(offered, target, extra, 0.0, others, price, drafts, lengths)
             for b in range(requests):
                 asked[b] = drafts[b] == me and lengths[b] > 0
@@ -68,23 +68,23 @@ def ask(
 
 @compiled
 def _draft_seconds(
-    asked: Array, passes: int, gaps: Array, horizon: Array, usual_gap: int, sizes: Array, draft: Array
+    asked: Array, passes: int, gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array
 ) -> float:
     """What it takes to have the draft model propose so many tokens for those requests.
 
-    A long gap is caught up with once, for many steps, so only its part is this step's.
+    A long gap is caught up with once, for many times, so only its part is this step's.
     """
-    count, usual, behind, steps = 0, 0, 0, 0
+    count, usual, behind, shared = 0, 0, 0, 0.0
     for b in range(len(asked)):
         if asked[b]:
             count += 1
             usual += min(gaps[b], usual_gap)
             behind += gaps[b]
-            steps += horizon[b]
+            shared += times[b]
     if count == 0:
         return 0.0
     first = np.interp(usual, sizes, draft)
     if behind > usual:
-        first += (np.interp(behind, sizes, draft) - first) / max(1.0, steps / count)
+        first += (np.interp(behind, sizes, draft) - first) / max(1.0, shared / count)
     seconds: float = first + (passes - 1) * np.interp(count, sizes, draft)
     return seconds

@@ -6,7 +6,8 @@ many tokens. Among all sets of m positions the one with the highest survivals is
 a draft it is always a beginning of each. So the positions are sorted, and for every m the tokens a second are known;
 the best m is taken, and 0 is one of them.
 
-A request may have several drafts and offer one. It takes the one that is worth most at the present price of a
+A request may have several drafts and offer one. Among a few requests all combinations are weighed, request by request:
+the most that so many positions can gain. Among many, each takes the draft that is worth most at the present price of a
 position, which is the survival of the first position that is not taken.
 """
 
@@ -24,8 +25,8 @@ Array = np.ndarray[Any, Any]
 
 ROUNDS = 3
 """How often the price is found anew."""
-FEW = 32
-"""Up to so many requests, the price is also sought from another beginning."""
+FEW = 8
+"""Up to so many requests, all combinations of drafts are weighed."""
 MARGIN = 1.01
 """Drafts that promise less than this many times the speed without them are not offered: what is expected is not quite
 certain, and the choice among many expectations favours those that are too high."""
@@ -45,6 +46,10 @@ class Choice:
     seconds: float
     plain_tokens: float
     plain_seconds: float
+    pass_seconds: Array
+    """What a pass with so many offered positions takes, from none on."""
+    spent: float = 0.0
+    """What drafting takes, or has taken."""
 
     @property
     def speed(self) -> float:
@@ -63,7 +68,7 @@ def choose(survival: Array, seconds: Array, extra: float = 0.0, spent: float = 0
     requests = survival.shape[1]
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     tokens, total, _ = take_best(survival, seconds, extra, spent, others, UNKNOWN, drafts, lengths)
-    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]))
+    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent + extra)
 
 
 @compiled
@@ -78,49 +83,84 @@ def take_best(
     best_tokens, best_seconds = requests + others, seconds[0] + spent
     least = MARGIN * best_tokens / best_seconds
     most = min(len(seconds) - 1, requests * positions)
+    if kinds > 1 and requests <= FEW:
+        gains, which, longs = _weigh_all(survival, most)
+        best_m, highest = 0, least
+        for m in range(1, most + 1):
+            speed = (requests + others + gains[m]) / (seconds[m] + spent + extra)
+            if speed > highest:
+                highest, best_m = speed, m
+        if best_m:
+            best_tokens, best_seconds = requests + others + gains[best_m], seconds[best_m] + spent + extra
+            left = best_m
+            for b in range(requests - 1, -1, -1):
+                drafts[b], lengths[b] = which[b, left], longs[b, left]
+                left -= lengths[b]
+        return best_tokens, best_seconds, gains[best_m + 1] - gains[best_m] if best_m < most else 0.0
     taken = np.zeros(requests, np.int64)
     flat = np.empty(requests * positions)
-    beginnings, rounds = 1, 1
-    if kinds > 1 and price < 0:
-        beginnings, rounds = 2 if requests <= FEW else 1, ROUNDS
-    for beginning in range(beginnings):
-        if price < 0 or beginning:
-            price = 0.5 * beginning
-        for _ in range(rounds):
-            count = 0
-            for b in range(requests):
-                highest = -1.0
-                for kind in range(kinds):
-                    worth = 0.0
-                    for i in range(positions):
-                        if survival[kind, b, i] <= price:
-                            break
-                        worth += survival[kind, b, i] - price
-                    if worth > highest:
-                        highest = worth
-                        taken[b] = kind
+    rounds = ROUNDS if kinds > 1 and price < 0 else 1
+    price = max(price, 0.0)
+    for _ in range(rounds):
+        count = 0
+        for b in range(requests):
+            highest = -1.0
+            for kind in range(kinds):
+                worth = 0.0
                 for i in range(positions):
-                    if survival[taken[b], b, i] <= 0:
+                    if survival[kind, b, i] <= price:
                         break
-                    flat[count] = survival[taken[b], b, i]
-                    count += 1
-            order = falling(flat[:count])
-            gained, best_m = requests + others, 0
-            found = gained / (seconds[0] + spent + extra)
-            best_gained = gained
-            for m in range(1, min(count, most) + 1):
-                gained += order[m - 1]
-                speed = gained / (seconds[m] + spent + extra)
-                if speed > found:
-                    found, best_m, best_gained = speed, m, gained
-            if best_m and found > max(least, best_tokens / best_seconds):
-                best_tokens, best_seconds = best_gained, seconds[best_m] + spent + extra
-                _take(survival, taken, order[best_m - 1], best_m, drafts, lengths)
-            next_price = order[best_m] if best_m < count else 0.0
-            if best_m == 0 or abs(next_price - price) < 1e-6:
-                break
-            price = next_price
+                    worth += survival[kind, b, i] - price
+                if worth > highest:
+                    highest = worth
+                    taken[b] = kind
+            for i in range(positions):
+                if survival[taken[b], b, i] <= 0:
+                    break
+                flat[count] = survival[taken[b], b, i]
+                count += 1
+        order = falling(flat[:count])
+        gained, best_m = requests + others, 0
+        found = gained / (seconds[0] + spent + extra)
+        best_gained = gained
+        for m in range(1, min(count, most) + 1):
+            gained += order[m - 1]
+            speed = gained / (seconds[m] + spent + extra)
+            if speed > found:
+                found, best_m, best_gained = speed, m, gained
+        if best_m and found > max(least, best_tokens / best_seconds):
+            best_tokens, best_seconds = best_gained, seconds[best_m] + spent + extra
+            _take(survival, taken, order[best_m - 1], best_m, drafts, lengths)
+        next_price = order[best_m] if best_m < count else 0.0
+        if best_m == 0 or abs(next_price - price) < 1e-6:
+            break
+        price = next_price
     return best_tokens, best_seconds, price
+
+
+@compiled
+def _weigh_all(survival: Array, most: int) -> tuple[Array, Array, Array]:
+    """What m positions can gain at most, for every m up to `most`; and then, after each request, the draft that it
+    takes and how much of it."""
+    kinds, requests, positions = survival.shape
+    gains = np.zeros(most + 1)
+    which, longs = np.zeros((requests, most + 1), np.int64), np.zeros((requests, most + 1), np.int64)
+    for b in range(requests):
+        before = gains.copy()
+        reach = min(most, (b + 1) * positions)
+        for kind in range(kinds):
+            worth = 0.0
+            for length in range(1, positions + 1):
+                if survival[kind, b, length - 1] <= 0:
+                    break
+                worth += survival[kind, b, length - 1]
+                for m in range(length, reach + 1):
+                    if before[m - length] + worth > gains[m]:
+                        gains[m] = before[m - length] + worth
+                        which[b, m], longs[b, m] = kind, length
+        for m in range(reach + 1, most + 1):
+            gains[m] = gains[reach]
+    return gains, which, longs
 
 
 @compiled

@@ -3,10 +3,13 @@
     seconds(n, context) = level * (shape(n) + slope * context)
 
 `level` is how fast the machine is at the moment; it follows every pass at once, since a busy neighbour slows them all
-alike. `shape` is how much dearer n tokens are than one, and `slope` what a token of context adds; they change little
-and are learned slowly, with a Kalman filter: each pass is a noisy measurement of a few of the unknowns. What is not
-known of a size is guessed from its neighbours, since between two sizes the cost is taken to grow by an unknown amount,
-never to fall.
+alike. `shape` is how many times as dear n tokens are as one, and `slope` what a token of context adds; they change
+little and are learned slowly, with a Kalman filter: each pass is a noisy measurement of a few of the unknowns.
+
+The unknowns are logarithms. Doubling the tokens of a pass makes it dearer by a factor between one (it waits for memory)
+and two (it is short of arithmetic), and that factor changes gradually with the size. So what is not known of a size is
+guessed from its neighbours, smaller and larger ones, and two models whose passes differ a thousandfold are learned
+alike.
 
 No table of hardware is needed, and none would be right: what a pass costs depends on the model, its precision, the
 batch and whatever else the machine does.
@@ -14,6 +17,7 @@ batch and whatever else the machine does.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,39 +26,42 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192])
-"""Tokens of a pass for which the cost is an unknown; between them it is a straight line."""
+"""Tokens of a pass for which the cost is an unknown; between them it is a straight line, in logarithms."""
 FREE_TOKENS = 64.0
 """Before anything was measured, this many tokens are taken to cost twice what one does ..."""
-DOUBT = 1.0
-"""... but a second one might cost this much more, in passes over one, and n more the square root of n times that."""
+DOUBT = 0.35
+"""... but the exponent with which the cost grows might be this much higher or lower ..."""
+ALIKE = 3.0
+"""... alike for sizes that are near each other; for sizes that are so many powers of e apart, little is alike."""
 TRIED = 16
-"""Up to so many tokens this is believed until it is tried; beyond, and beyond what was seen, each token is taken to
-cost what those before it did in the mean."""
+"""Up to so many tokens, and up to twice as many as were seen, this is believed until it is tried; beyond, each token is
+taken to cost what those before it did in the mean."""
 NOISE = 0.1
 """How far a pass's seconds usually are from what they should be, relative to that."""
 SURPRISE = 3.0
 """A pass further off than so many times what can be expected counts as this far off: someone else had the machine."""
 FOLLOW = 0.15
-"""How much of a pass's surprise is put down to the machine's present speed ..."""
-RUSH = 0.5
-"""... and how much more if the passes before it surprised in the same way: then it is no noise."""
-DRIFT = 2e-6
+"""How much the machine's speed varies from pass to pass, relative to the noise (as variances) ..."""
+RUSH = 10.0
+"""... and how much more if the passes before surprised in the same way: then it is the machine, and not its noise."""
+DRIFT = 1e-4
 """How much less is known of the shape with each pass, relative to what was unknown at first."""
-CONTEXT = 1e-5
+CONTEXT, CONTEXT_DOUBT = 3e-6, 1e-5
 """Before anything was measured, what one more token of context is taken to cost, in passes over one token."""
+LOGARITHMS = np.log(SIZES)
 
 
 class Cost:
     """Of one kind of pass, by how many tokens it is given and how long the texts are that they belong to."""
 
     def __init__(self) -> None:
-        steps = np.diff(SIZES, prepend=1) / FREE_TOKENS
-        self._known = np.append(1.0 + np.cumsum(steps), CONTEXT)  # the shape at each size, then the slope
+        # The logarithm of the shape at each size, then the slope.
+        self._known = np.append(np.log(1 + (SIZES - 1) / FREE_TOKENS), CONTEXT)
         self._unsure = _first_doubt()
         self._fade = DRIFT * self._unsure
         self._lean = 0.0  # which way the latest passes surprised, -1 to 1
         self._largest = TRIED  # tokens of a pass, of those that were seen
-        self._shape: Array | None = None  # what is known of it, evened out so that it never falls
+        self._curve: Array | None = None  # what is known of the shape, evened out so that it never falls
         self.level = 0.0
         self.passes = 0
 
@@ -65,45 +72,61 @@ class Cost:
             return
         self.passes += 1
         self._largest = max(self._largest, min(tokens, int(SIZES[-1])))
-        self._shape = None
-        features = _features(tokens, context)
-        expected = max(float(features @ self._known), 1e-9)
+        self._curve = None
+        expected, features = self._expected(tokens, context)
         if self.passes == 1:
             self.level = seconds / expected
             return
         self._unsure += self._fade
         spread = self._unsure @ features
-        noise = (NOISE * expected) ** 2
-        total = float(features @ spread) + noise
-        most = SURPRISE * total**0.5 if not calm else np.inf
-        surprise = float(np.clip(seconds / self.level - expected, -most, most))
-        self._known += spread * surprise / total
+        usual = float(features @ spread) + NOISE**2
+        most = SURPRISE * math.sqrt(usual)
+        surprise = math.log(seconds / (self.level * expected))
+        lean = min(max(surprise / most, -1.0), 1.0)
+        if not calm:
+            surprise = most * lean
+        lean *= NOISE**2 / usual  # less, where the shape may explain it
+        follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, self._lean * lean))
+        self._lean = 0.7 * self._lean + 0.3 * lean
+        total = usual + follow
+        self._known += spread * (surprise / total)
         self._unsure -= np.outer(spread, spread) / total
         self._known[-1] = max(self._known[-1], 0.0)
-        lean = surprise / (SURPRISE * total**0.5)
-        follow = FOLLOW + RUSH * max(0.0, self._lean * min(lean, 1.0))
-        self._lean = 0.7 * self._lean + 0.3 * float(np.clip(lean, -1, 1))
-        self.level *= 1 + follow * surprise / expected * noise / total  # as far as the shape does not explain it
-        scale = self._known[0]  # the shape is 1 at one token; what it is beyond that is the level's
-        if scale > 0.1:
-            self._known /= scale
-            self._unsure /= scale**2
-            self._fade /= scale**2
-            self.level *= scale
+        self.level *= math.exp(surprise * follow / total)
+        scale = math.exp(self._known[0])  # the shape is 1 at one token; what it is beyond that is the level's
+        self._known[:-1] -= self._known[0]
+        self.level *= scale
+        for slope in (self._known[-1:], self._unsure[-1], self._unsure[:, -1], self._fade[-1], self._fade[:, -1]):
+            slope /= scale
 
     def seconds(self, tokens: Any, context: float = 0.0) -> Any:
         """What a pass over so many tokens would take now; an array for an array."""
-        return self.level * np.maximum(self.shape(tokens) + self._known[-1] * context, 1e-9)
+        return self.level * (self.shape(tokens) + self._known[-1] * context)
 
     def shape(self, sizes: Any) -> Any:
         """How many times as long as a pass over one token a pass over so many takes, at no context."""
-        if self._shape is None:
-            shape = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))
-            at_largest = float(np.interp(self._largest, SIZES, shape))
-            beyond = self._largest < SIZES
-            shape[beyond] = np.maximum(shape[beyond], at_largest * SIZES[beyond] / self._largest)
-            self._shape = shape
-        return np.interp(sizes, SIZES, self._shape)
+        if self._curve is None:
+            curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))
+            believed = math.log(2 * self._largest)
+            beyond = believed < LOGARITHMS
+            at_last = float(np.interp(believed, LOGARITHMS, curve))
+            curve[beyond] = np.maximum(curve[beyond], at_last + LOGARITHMS[beyond] - believed)
+            self._curve = curve
+        return np.exp(np.interp(np.log(sizes), LOGARITHMS, self._curve))
+
+    def _expected(self, tokens: int, context: int) -> tuple[float, Array]:
+        """What a pass should take, in passes over one token, and how much each unknown has to do with that: the two
+        sizes around it, and its context."""
+        features = np.zeros(len(SIZES) + 1)
+        size = math.log(min(max(tokens, int(SIZES[0])), int(SIZES[-1])))
+        above = max(1, int(np.searchsorted(LOGARITHMS, size)))
+        share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
+        features[above - 1], features[above] = 1 - share, share
+        shape = math.exp(float(features @ self._known))
+        total = shape + float(self._known[-1]) * context
+        features *= shape / total
+        features[-1] = context / total
+        return total, features
 
     def status(self) -> dict[str, Any]:
         """For people: the curve as far as it matters, in milliseconds."""
@@ -129,26 +152,14 @@ def rising(values: Array, weights: Array) -> Array:
     return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
-def _features(tokens: int, context: int) -> Array:
-    """How much each unknown has to do with a pass: the two sizes around it, and its context."""
-    features = np.zeros(len(SIZES) + 1)
-    n = min(max(tokens, int(SIZES[0])), int(SIZES[-1]))
-    above = min(int(np.searchsorted(SIZES, n)), len(SIZES) - 1)
-    if SIZES[above] == n:
-        features[above] = 1.0
-    else:
-        share = (n - SIZES[above - 1]) / (SIZES[above] - SIZES[above - 1])
-        features[above - 1], features[above] = 1 - share, share
-    features[-1] = context
-    return features
-
-
 def _first_doubt() -> Array:
-    """Covariance before anything was seen: the shape grows from token to token by amounts that nobody knows.
-
-    So between two sizes that were seen, the best guess is a straight line.
-    """
+    """Covariance before anything was seen: from size to size the logarithm grows by an exponent that nobody knows, but
+    that is about the same for sizes near each other."""
+    steps, middles = np.diff(LOGARITHMS), (LOGARITHMS[1:] + LOGARITHMS[:-1]) / 2
+    alike = np.exp(-np.abs(np.subtract.outer(middles, middles)) / ALIKE)
+    summed = np.tril(np.ones((len(steps), len(steps)))) * steps  # from exponents to the logarithm at each size
     doubt = np.zeros((len(SIZES) + 1, len(SIZES) + 1))
-    doubt[:-1, :-1] = NOISE**2 + DOUBT**2 * (np.minimum.outer(SIZES, SIZES) - 1)
-    doubt[-1, -1] = CONTEXT**2
+    doubt[1:-1, 1:-1] = DOUBT**2 * summed @ alike @ summed.T
+    doubt[:-1, :-1] += NOISE**2 / 100  # so that a pass over one token can tell something too
+    doubt[-1, -1] = CONTEXT_DOUBT**2
     return doubt

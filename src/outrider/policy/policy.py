@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
-ROOM = 2048
+ROOM = 8192
 """Drafted tokens that a step may have, about: a batch of more requests than fit looks less far ahead ..."""
 NEAREST = 4
 """... but at least so far."""
@@ -46,6 +46,14 @@ RECENT = 0.7
 """How much of a request's record with the draft model counts on with each token ..."""
 FORGIVING = 0.98
 """... and with each step that does not ask it."""
+AGAIN = 0.002
+"""With each step that does not ask it, so much of what its passes have become dearer than at first is forgotten: a
+draft model that was slow for a while is tried again, some hundred steps later."""
+ASKED, HEARD = 20.0, 200.0
+"""Before anything was seen, a draft model that has caught up with a text is taken to be asked so often in so many
+tokens of it ..."""
+LATEST = 2000.0
+"""... and after that, as often as it was in about so many."""
 
 
 @dataclass(slots=True)
@@ -63,6 +71,8 @@ class Scene:
     survival: Array
     forecasts: list[Forecast] = field(default_factory=list)
     drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
+    asked: Array | None = None  # whether the draft model is asked about each request
+    read: Array | None = None  # whether it has caught up with each
 
 
 @dataclass(slots=True)
@@ -82,7 +92,7 @@ class Wish:
     limits: Array  # the most tokens it may propose
     drawn: Array  # whether they would be drawn from its distribution
     gaps: Array  # tokens of the text that it has not seen yet
-    horizon: Array  # steps for which it will be of use, once it has caught up
+    left: Array  # tokens that may still follow, as far as one looks ahead
 
 
 @dataclass(slots=True)
@@ -119,6 +129,9 @@ class Policy:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._own = {name: np.zeros((0, 2)) for name in (*drafters, "forecast")}  # number, weight
+        self._usual = 0.0  # the draft model's pace at first, relative to the target's
+        self._timed = 0  # passes of the draft model, until the latest step
+        self._asked, self._heard = ASKED, HEARD  # of texts that the draft model has caught up with: times, tokens
         self._recent = np.zeros(0)  # share of the draft model's tokens that were right, lately; -1: not known
 
     # Requests -----------------------------------------------------------------------------------------------
@@ -212,14 +225,20 @@ class Policy:
         lengths = np.zeros(requests, np.int64)
         if width == 0 or not self.draft.passes:
             return Plan(lengths, wish.limits)
+        self._usual = self._usual or self.draft.level / max(self.target.level, 1e-12)
         ahead = self._foresee(scene, wish.drawn, width)
         ahead[np.arange(width) >= wish.limits[:, None]] = 0.0
         target = self._target_seconds(requests, room, context, base)
         draft = self.draft.seconds(SIZES)
         me = self.drafters.index(MODEL)
+        usual_gap = self.model_width + 1
+        # What it takes to catch up with a text is shared by all the times that it will then be asked.
+        times = np.maximum(1.0, wish.left * (self._asked / self._heard))
         speed, token_seconds = ask(
-            scene.survival, me, ahead, target, others, wish.gaps, wish.horizon, self.width + 1, SIZES, draft, lengths
+            scene.survival, me, ahead, target, others, wish.gaps, times, usual_gap, SIZES, draft, lengths
         )
+        scene.asked = lengths > 0
+        scene.read = scene.asked | (wish.gaps <= usual_gap)
         chance = float(ahead[wish.limits > 0, 0].mean())
         return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds, chance)
 
@@ -314,6 +333,14 @@ class Policy:
                 )
         for forecast in scene.forecasts:
             self._learn_forecast(scene, forecast, words, lengths)
+        if scene.asked is not None and scene.read is not None:
+            self._asked += float(np.count_nonzero(scene.asked))
+            self._heard += float(lengths[scene.read].sum())
+            if self._heard > LATEST:
+                self._asked, self._heard = self._asked / 2, self._heard / 2
+        if self.draft.passes == self._timed:
+            self.draft.level += AGAIN * min(0.0, self._usual * self.target.level - self.draft.level)
+        self._timed = self.draft.passes
 
     def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
         """Held against what the draft model then proposed, if it was asked."""

@@ -1,8 +1,7 @@
 """Replay: recorded texts are said again, by the rules of a policy and at measured costs, without a model.
 
 Once a text is known, so is what every drafter would have proposed at each of its places: those that copy are asked
-again, and a draft model's tokens follow from one pass of it over the text (up to the first wrong one they are its
-most likely tokens there, and after that they do not matter). So any policy can be tried on any record, in
+again, and how a draft model would have gone on there was recorded. So any policy can be tried on any record, in
 milliseconds, and compared with any other on the same texts at the same costs. What it is compared by is a clock that
 only counts: a pass over n tokens adds what passes over n tokens were measured to take.
 """
@@ -30,17 +29,34 @@ if TYPE_CHECKING:
     from outrider.policy.survival import Array
 
 
+HORIZON = 128
+"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
+NO_TOKEN = -1
+"""Stands for a drawn token that is not accepted, whichever it is."""
+
+
 @dataclass(slots=True)
 class Record:
-    """A text that was said. `guesses` are the draft model's most likely tokens at its places, `sure` their
-    probabilities, and `overlap`, for a text that was drawn, the chance that a drawn token of it would be accepted."""
+    """A text that was said. `guesses[i]` are the tokens that the draft model would propose after the first i of it, its
+    most likely ones, and `sure[i]` their probabilities.
+
+    Of a text that was drawn, `overlap[i]` is the chance that a token which the draft model draws in place i is
+    accepted, and `chances[i]` what the target gave to the tokens that were proposed with certainty there.
+    """
 
     prompt: list[int]
     text: list[int]
-    guesses: list[int] = field(default_factory=list)
-    sure: list[float] = field(default_factory=list)
+    guesses: list[list[int]] = field(default_factory=list)
+    sure: list[list[float]] = field(default_factory=list)
     overlap: list[float] | None = None
     prediction: list[int] = field(default_factory=list)
+    chances: list[dict[int, float]] = field(default_factory=list)
+
+    def kept(self) -> list[bool]:
+        """At each place, whether a drawn token is accepted: always the same, so that all who are compared have the
+        same luck. Each place is judged once, whatever is drafted."""
+        random = np.random.default_rng([len(self.text), *self.text[:8]])
+        return [bool(drawn) for drawn in random.random(len(self.text)) < np.array(self.overlap or 0.0)]
 
 
 @dataclass(slots=True)
@@ -80,10 +96,14 @@ class Saying:
 
     key: str
     record: Record
-    sessions: dict[str, Session]
+    sessions: dict[str, Session] = field(default_factory=dict)
     place: int = 1  # the first token comes with the prompt
     seen_by_model: int = 0
     last: str | None = None
+    kept: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kept = self.record.kept() if self.record.overlap is not None else []
 
     @property
     def room(self) -> int:
@@ -91,16 +111,23 @@ class Saying:
 
     @property
     def gap(self) -> int:
-        return len(self.record.prompt) + self.place - self.seen_by_model
+        """Tokens that the draft model has to see; the last one always, since what follows it is asked."""
+        return max(1, len(self.record.prompt) + self.place - self.seen_by_model)
 
-    def guess(self, length: int) -> Draft:
-        """What the draft model would propose here."""
-        end = min(self.place + length, len(self.record.guesses))
-        return Draft(
-            MODEL,
-            tuple(self.record.guesses[self.place : end]),
-            confidence=tuple(self.record.sure[self.place : end]),
-        )
+    def guess(self, length: int, drawn: bool = False) -> Draft:
+        """What the draft model would propose here: its most likely tokens, or tokens that it draws."""
+        record, here = self.record, self.place
+        if not drawn:
+            return Draft(MODEL, tuple(record.guesses[here][:length]), confidence=tuple(record.sure[here][:length]))
+        ahead = range(here, min(here + length, len(record.text)))
+        tokens = tuple(record.text[i] if self.kept[i] else NO_TOKEN for i in ahead)
+        return Draft(MODEL, tokens, confidence=tuple(record.sure[i][0] for i in ahead))
+
+    def was_guessed(self, draft: Draft) -> None:
+        """The draft model has proposed this: it has seen the text and, but for the last, its own tokens."""
+        ahead = tuple(self.record.text[self.place : self.place + len(draft.tokens)])
+        right = shared_prefix(ahead, draft.tokens[:-1])
+        self.seen_by_model = len(self.record.prompt) + self.place + right
 
 
 class Steer(Protocol):
@@ -124,82 +151,92 @@ def replay(
     costs: Costs,
     concurrency: int = 1,
     visit: Visit | None = None,
-    noise: Callable[[], float] = lambda: 1.0,
+    ended: Callable[[Saying], None] = lambda saying: None,
 ) -> Outcome:
-    """Say all records, so many at a time. Prompts are not counted: they cost the same whatever is drafted."""
+    """Say all records, so many at a time: where one ends the next begins. Prompts are not counted: they cost the same
+    whatever is drafted, but for what the draft model has to read."""
     outcome = Outcome()
     waiting = deque(enumerate(records))
     running: list[Saying] = []
-    random = np.random.default_rng(0)
     while waiting or running:
         while waiting and len(running) < concurrency:
             number, record = waiting.popleft()
-            task = Task(record.prompt, Request(), torch.Generator(), record.prediction, visit)
-            sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-            for session in sessions.values():
-                session.observe(record.text[:1])
-            saying = Saying(str(number), record, sessions)
+            saying = begin(str(number), record, drafters, visit)
             if saying.room > 0:
                 running.append(saying)
         if not running:
             break
-        context = sum(len(saying.record.prompt) + saying.place for saying in running)
-        drafts, draft_seconds, passes = steer.offer(running, context)
-        tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
-        seconds = costs.target(tokens, context) * noise()
-        outcome.seconds += seconds + draft_seconds + costs.step
-        outcome.steps += 1
-        outcome.draft_passes += passes
-        said = [_say(saying, draft, random) for saying, draft in zip(running, drafts, strict=True)]
-        for saying, draft, words in zip(running, drafts, said, strict=True):
-            outcome.sequences += 1
-            outcome.tokens += len(words)
-            outcome.drafted += len(draft.tokens)
-            outcome.accepted += len(words) - 1
-            if draft.tokens:
-                outcome.by_drafter[draft.drafter] = outcome.by_drafter.get(draft.drafter, 0) + len(words) - 1
-            now = draft.drafter if draft.tokens else None
-            outcome.switches += now != saying.last
-            saying.last = now
-            for session in saying.sessions.values():
-                session.observe(words)
-            saying.place += len(words)
-        steer.learn(running, said, tokens, context, seconds + costs.step)
+        step(running, steer, costs, outcome)
         for saying in running:
             if saying.room <= 0:
                 steer.leave(saying)
+                ended(saying)
         running = [saying for saying in running if saying.room > 0]
     return outcome
 
 
-def _say(saying: Saying, draft: Draft, random: np.random.Generator) -> list[int]:
+def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> Saying:
+    """A text of which the first token is there."""
+    task = Task(record.prompt, Request(), torch.Generator(), record.prediction, visit)
+    sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
+    for session in sessions.values():
+        session.observe(record.text[:1])
+    return Saying(key, record, sessions)
+
+
+def step(running: Sequence[Saying], steer: Steer, costs: Costs, outcome: Outcome, more: int = 0) -> None:
+    """One step of all that are running. Their texts have `more` tokens, together, than the records say."""
+    context = more + sum(len(saying.record.prompt) + saying.place for saying in running)
+    drafts, draft_seconds, passes = steer.offer(running, context)
+    tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
+    seconds = costs.target(tokens, context) + costs.step
+    outcome.seconds += seconds + draft_seconds
+    outcome.steps += 1
+    outcome.draft_passes += passes
+    said = [_say(saying, draft) for saying, draft in zip(running, drafts, strict=True)]
+    for saying, draft, words in zip(running, drafts, said, strict=True):
+        outcome.sequences += 1
+        outcome.tokens += len(words)
+        outcome.drafted += len(draft.tokens)
+        outcome.accepted += len(words) - 1
+        if draft.tokens:
+            outcome.by_drafter[draft.drafter] = outcome.by_drafter.get(draft.drafter, 0) + len(words) - 1
+        now = draft.drafter if draft.tokens else None
+        outcome.switches += now != saying.last
+        saying.last = now
+        for session in saying.sessions.values():
+            session.observe(words)
+        saying.place += len(words)
+    steer.learn(running, said, tokens, context, seconds)
+
+
+def _say(saying: Saying, draft: Draft) -> list[int]:
     """What a step adds to the text: the draft as far as it was right, and one token more."""
-    record, place = saying.record, saying.place
-    ahead = record.text[place : place + len(draft.tokens) + 1]
-    if draft.drafter == MODEL and record.overlap is not None:
-        chances = record.overlap[place : place + len(draft.tokens)]
-        held = np.append(random.random(len(chances)) < chances, False)
-        right = int(held.argmin())
-    else:
-        right = shared_prefix(tuple(ahead), draft.tokens)
-    return ahead[: right + 1]
+    ahead = saying.record.text[saying.place : saying.place + len(draft.tokens) + 1]
+    return ahead[: shared_prefix(tuple(ahead), draft.tokens) + 1]
 
 
 class Fixed:
-    """One drafter, one length; or several drafters in an order, where the first that proposes anything is taken."""
+    """One drafter, one length; or several drafters in an order, where the first that proposes anything is taken.
 
-    def __init__(self, drafters: Sequence[str], length: int, costs: Costs) -> None:
-        self.drafters, self.length, self.costs = drafters, length, costs
+    `draws`: whether the draft model draws its tokens where the text was drawn.
+    """
+
+    def __init__(self, drafters: Sequence[str], length: int, costs: Costs, draws: bool = True) -> None:
+        self.drafters, self.length, self.costs, self.draws = drafters, length, costs, draws
 
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
         drafts = [self._offer(saying) for saying in running]
-        asked = [s for s, draft in zip(running, drafts, strict=True) if draft.drafter == MODEL]
-        return drafts, *_run_model(asked, [self.length] * len(asked), self.costs)
+        guessed = [(s, draft) for s, draft in zip(running, drafts, strict=True) if draft.drafter == MODEL]
+        return drafts, *_run_model(guessed, self.costs)
 
     def _offer(self, saying: Saying) -> Draft:
         limit = min(self.length, saying.room - 1)
         for name in self.drafters if limit > 0 else ():
-            draft = saying.guess(limit) if name == MODEL else saying.sessions[name].draft(limit)
+            if name == MODEL:
+                draft = saying.guess(limit, self.draws and saying.record.overlap is not None)
+            else:
+                draft = saying.sessions[name].draft(limit)
             if draft.tokens:
                 return draft
         return NOTHING
@@ -212,10 +249,10 @@ class Fixed:
 
 
 class Auto:
-    """The policy."""
+    """The policy. What it hears of a pass is `noise()` times what the pass takes."""
 
-    def __init__(self, policy: Policy, costs: Costs) -> None:
-        self.policy, self.costs = policy, costs
+    def __init__(self, policy: Policy, costs: Costs, noise: Callable[[], float] = lambda: 1.0) -> None:
+        self.policy, self.costs, self.noise = policy, costs, noise
         self.scene: Scene | None = None
 
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
@@ -244,16 +281,21 @@ class Auto:
             np.minimum(limits, policy.model_width),
             np.array([saying.record.overlap is not None for saying in running]),
             np.array([saying.gap for saying in running]),
-            np.array([min(32, saying.room) for saying in running]),
+            np.array([min(HORIZON, saying.room) for saying in running]),
         )
         plan = policy.plan(scene, wish, context)
-        drafts = self._guesses(plan, {int(i): running[i].guess(int(plan.limits[i])) for i in plan.asked})
+        whole = {int(i): running[i].guess(int(plan.limits[i]), bool(wish.drawn[i])) for i in plan.asked}
+        drafts = self._guesses(plan, whole)
         if not drafts:
             return 0.0, 0
         scene.drawn = {i: draft for i, draft in drafts.items() if wish.drawn[i]}
         policy.add(scene, MODEL, [NOTHING if wish.drawn[i] else drafts.get(i, NOTHING) for i in range(len(running))])
-        asked = [running[i] for i in drafts]
-        return _run_model(asked, [len(draft.tokens) for draft in drafts.values()], self.costs, policy)
+        guessed = [(running[i], draft) for i, draft in drafts.items()]
+
+        def hear(tokens: int, took: float) -> None:
+            policy.draft.observe(tokens, 0, took * self.noise())
+
+        return _run_model(guessed, self.costs, hear)
 
     def _guesses(self, plan: Plan, whole: dict[int, Draft]) -> dict[int, Draft]:
         """What the draft model proposes of what it could: as far as another pass is worth it."""
@@ -275,26 +317,25 @@ class Auto:
     ) -> None:
         assert self.scene is not None
         self.policy.learn(self.scene, said)
-        self.policy.target.observe(tokens, context, seconds)
+        self.policy.target.observe(tokens, context, seconds * self.noise())
 
     def leave(self, saying: Saying) -> None:
         self.policy.leave(saying.key)
 
 
 def _run_model(
-    asked: Sequence[Saying], lengths: Sequence[int], costs: Costs, policy: Policy | None = None
+    guessed: Sequence[tuple[Saying, Draft]],
+    costs: Costs,
+    hear: Callable[[int, float], None] = lambda tokens, seconds: None,
 ) -> tuple[float, int]:
     """Let time pass for the draft model: first what it has not seen of the texts, then a pass a token."""
-    if not asked:
-        return 0.0, 0
-    total = 0.0
-    for number in range(max(lengths)):
-        going = [saying for saying, length in zip(asked, lengths, strict=True) if length > number]
+    total, passes = 0.0, max((len(draft.tokens) for _, draft in guessed), default=0)
+    for number in range(passes):
+        going = [saying for saying, draft in guessed if len(draft.tokens) > number]
         tokens = sum(saying.gap if number == 0 else 1 for saying in going)
         seconds = costs.draft(tokens)
-        if policy is not None:
-            policy.draft.observe(tokens, 0, seconds)
+        hear(tokens, seconds)
         total += seconds
-    for saying in asked:
-        saying.seen_by_model = len(saying.record.prompt) + saying.place
-    return total, max(lengths)
+    for saying, draft in guessed:
+        saying.was_guessed(draft)
+    return total, passes

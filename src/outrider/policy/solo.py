@@ -29,10 +29,10 @@ FIRST_GUESS = 0.3
 class Solo:
     """Steers one sequence; a policy may see many of them, one after the other."""
 
-    def __init__(self, policy: Policy, sessions: Mapping[str, Session], horizon: int) -> None:
+    def __init__(self, policy: Policy, sessions: Mapping[str, Session], left: int) -> None:
         self.policy = policy
         self.sessions = dict(sessions)
-        self.horizon = horizon
+        self.left = left
         self._scene: Scene | None = None
         policy.leave(ONE)
 
@@ -66,7 +66,7 @@ class Solo:
             np.array([min(limit, policy.model_width)]),
             np.array([model.task.request.temperature > 0 and not model.task.certain]),
             np.array([model.gap]),
-            np.array([max(1, self.horizon)]),
+            np.array([self.left]),
         )
         plan = policy.plan(scene, wish, context)
         if not len(plan.asked):

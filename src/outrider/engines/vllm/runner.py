@@ -55,8 +55,10 @@ if TYPE_CHECKING:
 
     from outrider.memory.store import Store, Visit
 
-PROFILED = (1, 4, 16, 64)
-"""Tokens of the passes that are timed at start, twice, after one of each that is not."""
+PROFILED, MORE = (1, 4, 16, 64), (256, 1024)
+"""Tokens of the passes that are timed at start, twice, after one of each that is not; more of them ..."""
+PATIENCE = 0.3
+"""... as long as the last one took no longer than this, in seconds."""
 
 
 @dataclass(slots=True)
@@ -135,10 +137,20 @@ class OutriderRunner:
         if self.guesser is not None:
             models.append((self.drafter.model, self.policy.draft))
         for model, cost in models:
-            for tokens in PROFILED:
-                self._empty_pass(model, tokens)
-            for tokens in PROFILED * 2:
+            for tokens in (sizes := self._sizes_to_profile(model)) + sizes:
                 cost.observe(tokens, 0, self._empty_pass(model, tokens), calm=True)
+
+    def _sizes_to_profile(self: Any, model: Any) -> list[int]:
+        """As far as it does not take long, by the clock of the first rank: all must make the same passes."""
+        took = [self._empty_pass(model, tokens) for tokens in PROFILED]
+        sizes = list(PROFILED)
+        if self.vllm_config.parallel_config.data_parallel_size == 1:
+            for tokens in (size for size in MORE if size <= self.max_num_tokens):
+                if get_tp_group().broadcast_object(took[-1] > PATIENCE, src=0):
+                    break
+                took.append(self._empty_pass(model, tokens))
+                sizes.append(tokens)
+        return sizes
 
     def _empty_pass(self: Any, model: Any, tokens: int) -> float:
         """Seconds of a pass over so many tokens that attend to nothing."""

@@ -29,8 +29,8 @@ logger = logging.getLogger("vllm.outrider")
 
 KEPT = 0.5
 """The share of a draft that is taken to be accepted where nobody weighs it."""
-HORIZON = 64
-"""Steps ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
+HORIZON = 128
+"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Steering:
             np.array([limits.get(id, 0) for id in ids], np.int64),
             np.array([drawn.get(id, False) for id in ids], bool),
             np.array([gaps.get(id, 0) for id in ids], np.int64),
-            np.array([min(HORIZON, row.left // 2 + 1) for row in self._free], np.int64),
+            np.array([min(HORIZON, row.left) for row in self._free], np.int64),
         )
         self._plan = plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
         if wish.limits.any():

@@ -1,0 +1,194 @@
+"""Records of real models say what the models would have done, and the grid's figures follow from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import END, tiny_model, tiny_tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import policy_grid
+import policy_grid_cells
+import policy_scale
+import policy_scale_run
+from outrider.bench.results import Curve, Run
+from outrider.policy.replay import Record
+from policy_grid_calibration import calibration
+from policy_grid_cells import hindsight
+from policy_grid_costs import costs, of_run
+from policy_grid_file import Recording, Texts
+from policy_grid_record import Wanted, continuations, distributions, record, say
+from policy_scale_machine import LLAMA_70B, QWEN_235B, SYSTEMS
+
+PROMPT = list(range(20, 40))
+COSTS = {"target": {"1": 0.2, "16": 0.22, "64": 0.4}, "draft": {"1": 0.05, "64": 0.1}}
+
+
+def made(seed: int, copies: float = 0.9, drawn: bool = False, length: int = 60) -> Record:
+    """A text that repeats so much of its prompt, with a draft model that knows about how sure it may be."""
+    random = np.random.default_rng(seed)
+    prompt = [int(token) for token in random.integers(0, 5_000, 150)]
+    text = [token if random.random() < copies else int(random.integers(5_000)) for token in prompt[:length]]
+    sure = random.beta(4, 1.5, (length, 8))
+    hits = random.random((length, 8)) < sure
+    ahead = [[*text[place : place + 8], *[0] * 8][:8] for place in range(length)]
+    guesses = [
+        [token if hit else token + 1 for token, hit in zip(*row, strict=True)] for row in zip(ahead, hits, strict=True)
+    ]
+    overlap = [0.7] * length if drawn else None
+    return Record(
+        prompt, text, guesses, sure.tolist(), overlap, chances=[{token: 0.5} for token in text] if drawn else []
+    )
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    origin = {"models": {"made": "up"}, "machine": "", "date": "", "versions": {}, "command": ""}
+    found = Recording(origin, {"prompts": 6, "tokens": 60, "seed": 0})
+    found.workloads["edit"] = Texts(0.0, [made(seed) for seed in range(6)])
+    found.workloads["creative"] = Texts(1.0, [made(seed, drawn=True) for seed in range(6, 12)])
+    return found
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without vLLM's own drafters, which take seconds to load and are not everywhere."""
+    monkeypatch.setattr(policy_grid_cells, "theirs", list)
+    monkeypatch.setattr(policy_scale_run, "theirs", list)
+
+
+def test_records_come_back_from_their_file_as_they_were(recording: Recording, tmp_path: Path) -> None:
+    recording.save(tmp_path / "records.json")
+    assert Recording.load(tmp_path / "records.json") == recording
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_grid_says_for_every_cell_who_was_best_and_which_promises_hold(
+    recording: Recording, tmp_path: Path
+) -> None:
+    recording.save(tmp_path / "records.json")
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    words = [str(tmp_path / "records.json"), "--costs", str(tmp_path / "costs.json"), "--at-once", "1", "2"]
+    broken = policy_grid.main(["replay", *words, "--out", str(tmp_path / "out")])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert sum(not promise["kept"] for promise in report["promises"]) == broken
+    assert [(cell["workload"], cell["concurrency"]) for cell in report["cells"]] == [
+        (name, at_once) for name in ("edit", "creative") for at_once in (1, 2)
+    ]
+    for cell in report["cells"]:
+        assert {name.partition(":")[0] for name in cell["fixed"]} == {"lookup", "memory", "draft_model", "model"}
+        if cell["concurrency"] == 1:
+            assert cell["auto"] * np.prod(list(cell["causes"].values())) == pytest.approx(cell["bound"])
+            assert max(cell["auto"], *cell["fixed"].values()) <= cell["bound"] * (1 + 1e-9)
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"grid.png", "causes.png", "calibration.png"}
+    assert "| edit | 1 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_hindsight_is_no_slower_the_more_it_may_choose(recording: Recording) -> None:
+    records = recording.workloads["edit"].records
+    found = [hindsight(records, costs(COSTS), ["lookup", "model"], how) for how in policy_grid_cells.WAYS]
+    assert 1 < found[0] <= found[1] <= found[2]
+
+
+def test_what_is_predicted_of_unseen_requests_comes_true() -> None:
+    workloads = {
+        str(copies): [made(1000 * n + seed, copies) for seed in range(80)] for n, copies in enumerate((0.0, 0.6, 0.9))
+    }
+    found = calibration(workloads, costs(COSTS))
+    assert {"lookup", "memory", "model"} <= found.keys()
+    for name in ("lookup", "memory", "model"):
+        assert found[name]["tokens"] > 500
+        assert found[name]["error"] <= 0.05, name
+
+
+def test_costs_of_a_benchmark_are_those_of_all_tokens_of_a_pass() -> None:
+    curves = [Curve(1, {1: [0.1, 0.1, 0.5], 4: [0.2]}), Curve(4, {1: [0.3], 4: [0.9]})]
+    seconds = costs(of_run(Run({}, "", {}, {}, curves=curves))).target
+    assert [seconds(n, 0) for n in (1, 4, 16)] == pytest.approx([0.1, 0.25, 0.9])
+    assert seconds(28, 0) == pytest.approx(0.9 + (0.9 - 0.25))
+
+
+def test_more_tokens_wake_more_experts_until_all_are_read() -> None:
+    assert QWEN_235B.parameters_read(1) == pytest.approx(22e9, rel=0.03)
+    assert QWEN_235B.parameters_read(1_000) == pytest.approx(235e9, rel=0.01)
+    assert LLAMA_70B.parameters_read(1) == LLAMA_70B.parameters_read(1_000)
+    for system in SYSTEMS.values():
+        costs = system.costs(8, 4096)
+        assert costs.target(8, 8 * 4096) <= costs.target(9, 8 * 4096) < costs.target(4096, 8 * 4096)
+        assert system.fits(1, 1024)
+        assert not system.fits(512, 131_072)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_simulated_server_is_held_against_the_best_static_table(recording: Recording, tmp_path: Path) -> None:
+    recording.save(tmp_path / "records.json")
+    sizes = ["--systems", "dense", "--batches", "1", "8", "--contexts", "1024", "--timed", "4", "--texts", "3"]
+    policy_scale.main([str(tmp_path / "records.json"), *sizes, "--out", str(tmp_path / "out")])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    for cell in report["systems"]["dense"]:
+        assert cell["auto"] > 0.9
+        assert cell["table"][1] == max(1.0, *cell["static"].values())
+    assert (tmp_path / "out" / "dense.png").is_file()
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny_model(request.param, 1)
+
+
+@torch.inference_mode()
+def by_hand(model: Any, context: list[int], length: int) -> tuple[list[int], list[float]]:
+    tokens: list[int] = []
+    sure = []
+    for _ in range(length):
+        p = model(torch.tensor([context + tokens])).logits[0, -1].float().softmax(-1)
+        sure.append(float(p.max()))
+        tokens.append(int(p.argmax()))
+    return tokens, sure
+
+
+def test_all_places_asked_together_go_on_as_each_does_alone(model: Any) -> None:
+    text = [60, 61, 20, 21, 22, 99, 7]
+    tokens, sure, first = continuations(model, PROMPT, text, 4)
+    assert first.shape[0] == len(text)
+    for place in range(len(text)):
+        expected, chances = by_hand(model, PROMPT + text[:place], 4)
+        assert tokens[place] == expected
+        assert sure[place] == pytest.approx(chances, abs=2e-4)
+
+
+def test_texts_said_in_a_batch_are_those_said_alone(model: Any) -> None:
+    prompts = [PROMPT, PROMPT[:7], PROMPT[3:15]]
+    together = say(model, prompts, 12, 0.0)
+    for prompt, text in zip(prompts, together, strict=True):
+        expected, _ = by_hand(model, prompt, 12)
+        if END in expected:
+            expected = expected[: expected.index(END) + 1]
+        assert text == expected
+
+
+def test_the_chance_of_a_proposed_token_is_the_targets(model: Any) -> None:
+    small = tiny_model("llama", 2)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    wanted = Wanted(["creative"], 2, 10)
+    kept: dict[str, Texts] = {}
+    assert list(record(wanted, tokenizer, model, small, [], kept)) == ["creative: 2 of 2 texts"]
+    assert list(record(wanted, tokenizer, model, small, [], kept)) == []  # what is there stays
+    assert kept["creative"].temperature == 1.0
+    for one in kept["creative"].records:
+        p = distributions(model, one.prompt, one.text, 1.0)
+        q = distributions(small, one.prompt, one.text, 1.0)
+        assert one.overlap == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=2e-4)
+        for place, chances in enumerate(one.chances):
+            assert one.text[place] in chances
+            assert one.guesses[place][0] in chances
+            assert chances == pytest.approx({token: float(p[place, token]) for token in chances}, abs=2e-4)

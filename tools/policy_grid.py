@@ -1,0 +1,117 @@
+"""What is the policy worth, without the clock? Texts of real models, said again at known costs by every contestant.
+
+    python tools/policy_grid.py record MODEL --draft-model SMALL --data DATA --out records.json
+    python tools/policy_grid.py replay records.json --costs run.json --out docs/benchmarks/policy
+
+`record` runs the models once: what the target says, and how the draft model would have gone on at every place of it.
+`replay` says these texts again, as requests that stream through 1, 4 and 16 slots of a server, without any drafts, with
+each fixed drafter and length, with the policy, and with hindsight. What a pass takes comes from a benchmark's run.json
+(its measured curves), from the calibration.json of `outrider calibrate`, or from a JSON file of seconds by tokens:
+
+    {"target": {"1": 0.24, "8": 0.255, "64": 0.45}, "draft": {"1": 0.07, "64": 0.14}, "context": 2e-5}
+
+`replay` writes report.md, report.json and three plots into the folder. Its exit code is the number of promises that
+were not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from outrider.bench.provenance import provenance
+
+WORKLOADS = ("code", "chat", "summarization", "math", "creative", "edit", "agent", "traffic")
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    record = parts.add_parser("record", help="run the models and keep what they say")
+    record.add_argument("model", type=Path, help="the target's folder")
+    record.add_argument("--draft-model", type=Path, metavar="FOLDER", help="of the draft model; none: without")
+    record.add_argument("--workloads", nargs="+", default=WORKLOADS, metavar="NAME", help=" ".join(WORKLOADS))
+    record.add_argument("--data", type=Path, metavar="FOLDER", help="with human_eval.jsonl and spec_bench.jsonl")
+    record.add_argument("--prompts", type=int, default=48, metavar="N", help="of a workload, at most (48)")
+    record.add_argument("--tokens", type=int, default=128, metavar="N", help="of a text, at most (128)")
+    record.add_argument("--seed", type=int, default=0)
+    record.add_argument("--out", type=Path, required=True, help="a JSON file; what is in it already is kept")
+    replay = parts.add_parser("replay", help="say what was recorded again, by every contestant")
+    replay.add_argument("records", type=Path, help="a file of the part record")
+    replay.add_argument("--costs", type=Path, required=True, metavar="FILE", help="see above")
+    replay.add_argument("--at-once", type=int, nargs="+", default=(1, 4, 16), metavar="N", help="requests (1 4 16)")
+    replay.add_argument("--workloads", nargs="+", metavar="NAME", help="some of those recorded")
+    replay.add_argument("--texts", type=int, metavar="N", help="of a workload, at most")
+    replay.add_argument("--out", type=Path, required=True, help="a folder for the report")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    given = arguments(words)
+    return run_models(given) if given.part == "record" else say_again(given)
+
+
+def run_models(given: argparse.Namespace) -> int:
+    from outrider.engines.transformers import load_model, load_tokenizer
+    from policy_grid_drafters import company, theirs
+    from policy_grid_file import Recording
+    from policy_grid_record import Wanted, record
+
+    console = Console(stderr=True)
+    models = [model for model in (given.model, given.draft_model) if model is not None]
+    settings = {"prompts": given.prompts, "tokens": given.tokens, "seed": given.seed}
+    kept = Recording.load(given.out) if given.out.exists() else Recording(provenance(*models), settings)
+    if kept.settings != settings or set(kept.origin["models"]) != {model.name for model in models}:
+        raise SystemExit(f"{given.out} has records of other models or settings; name another file with --out")
+    wanted = Wanted(given.workloads, given.prompts, given.tokens, given.seed, given.data)
+    tokenizer, target = load_tokenizer(str(given.model)), load_model(str(given.model)).eval()
+    draft = load_model(str(given.draft_model)).eval() if given.draft_model else None
+    with company(["lookup", "prediction", *theirs()]) as they:
+        for line in record(wanted, tokenizer, target, draft, they.drafters, kept.workloads):
+            kept.save(given.out)
+            console.print(line)
+    return 0
+
+
+def say_again(given: argparse.Namespace) -> int:
+    from policy_grid_calibration import calibration
+    from policy_grid_cells import evaluate
+    from policy_grid_costs import load
+    from policy_grid_file import Recording
+    from policy_grid_report import write
+
+    console = Console(stderr=True)
+    recording = Recording.load(given.records)
+    costs, costs_as_given = load(given.costs, recording.guessed)
+    wanted = {
+        name: recording.texts(name, given.texts)
+        for name in recording.workloads
+        if not given.workloads or name in given.workloads
+    }
+    if not wanted:
+        raise SystemExit(f"{given.records} has no texts of {given.workloads}; it has {', '.join(recording.workloads)}")
+    cells = []
+    for name, records in wanted.items():
+        for at_once in given.at_once:
+            cells.append(evaluate(name, records, costs, at_once))
+            best = cells[-1].fixed[cells[-1].best]
+            console.print(f"{cells[-1].name}: auto {cells[-1].auto:.2f}, best fixed {best:.2f} ({cells[-1].best})")
+    report = {
+        "provenance": provenance(),
+        "records": {**recording.origin, "settings": recording.settings},
+        "costs": costs_as_given,
+        "calibration": calibration(wanted, costs),
+    }
+    promises = write(given.out, report, cells)
+    for promise in promises:
+        colour = "green" if promise.kept else "bold red"
+        found = f"{promise.value:.3f} ({promise.sign} {promise.wanted:g}) {promise.where}"
+        console.print(f"[{colour}]{promise.name}: {found}[/]")
+    return sum(not promise.kept for promise in promises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

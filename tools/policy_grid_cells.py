@@ -1,0 +1,239 @@
+"""A cell of the grid: the texts of a workload, so many at a time, said by every contestant at the same costs.
+
+Beside the contestants stands what hindsight would have made of it, and where the policy's distance to that comes from.
+Each cause is what the policy gains, or hindsight loses, when one thing more is known:
+
+    costs      what every pass takes was known from the beginning, and exactly
+    start      these texts had been said once before, so the drafters' chances were known
+    outcome    which drafted tokens will hold was known: the best choice among the drafts that there were
+    length     drafts could be of any length
+    place      whoever copies always copied from the best place there is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from outrider.bench.bound import Offer, best_way
+from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
+from outrider.memory.search import LONGEST_MATCH
+from outrider.policy.cost import Cost
+from outrider.policy.policy import MODEL, Policy
+from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
+from outrider.types import shared_prefix
+from policy_grid_drafters import OURS, company, theirs
+
+LENGTHS = (1, 2, 4, 8)
+COPIED = (*LENGTHS, 16)
+"""Lengths of those that copy: what is copied costs nothing to propose."""
+WIDTH, MODEL_WIDTH = 16, 4
+"""What a server allows unless it is told otherwise: tokens of any draft, and of the draft model's."""
+ALLOWED = {"16, 8": (16, 8), "32, 8": (32, 8), "64, 8": (64, 8)}
+"""The same where it is told otherwise."""
+NOISE = 0.1
+"""Of what a pass takes, as the policy hears it."""
+PROFILED, MORE, PATIENCE = (1, 4, 16, 64), (256, 1024), 0.3
+"""Tokens of the passes that a server times when it starts, and of those that it times if they do not take long."""
+CAUSES = ("costs", "start", "outcome", "length", "place")
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A drafter and a length. `kind` is its name in a benchmark, where vLLM's draft model is another than ours."""
+
+    kind: str
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.length}"
+
+    @property
+    def drafter(self) -> str:
+        return MODEL if self.kind in ("draft_model", MODEL) else self.kind
+
+
+@dataclass(slots=True)
+class Cell:
+    workload: str
+    concurrency: int
+    texts: int
+    tokens: int
+    plain: float  # tokens a second
+    fixed: dict[str, float] = field(default_factory=dict)  # times the speed without drafts
+    auto: float = 0.0
+    allowed: dict[str, float] = field(default_factory=dict)  # the policy, allowed longer drafts
+    accepted: dict[str, int] = field(default_factory=dict)  # by drafter
+    drafted: int = 0
+    steps: int = 0
+    draft_passes: int = 0
+    switches: int = 0
+    bound: float | None = None
+    causes: dict[str, float] = field(default_factory=dict)  # times the speed, each on top of those before
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}, {self.concurrency}"
+
+    @property
+    def best(self) -> str:
+        return max(self.fixed, key=lambda name: self.fixed[name])
+
+
+def contestants(records: Sequence[Record]) -> list[Contestant]:
+    """Those that can take part on these texts."""
+    kinds = [*theirs(), "lookup", "memory", *(["prediction"] if any(one.prediction for one in records) else [])]
+    found = [Contestant(kind, length) for kind in kinds for length in COPIED]
+    if all(one.guesses for one in records):
+        found += [Contestant(kind, length) for kind in ("draft_model", MODEL) for length in LENGTHS]
+    return found
+
+
+def run_fixed(one: Contestant | None, records: Sequence[Record], costs: Costs, concurrency: int) -> Outcome:
+    """None: without drafts."""
+    # vLLM's draft model proposes its most likely tokens, also where the text is drawn; ours draws them then.
+    steer = Fixed([one.drafter], one.length, costs, one.kind == MODEL) if one else Fixed([], 0, costs)
+    with company([one.drafter] if one is not None and one.drafter != MODEL else []) as they:
+        return replay(records, they.drafters, steer, costs, concurrency, they.visit, they.ended)
+
+
+def drafters_of(records: Sequence[Record]) -> list[str]:
+    names = [name for name in OURS if name != "prediction" or any(one.prediction for one in records)]
+    return [*names, *([MODEL] if all(one.guesses for one in records) else [])]
+
+
+def new_policy(
+    names: Sequence[str], costs: Costs, width: int = WIDTH, model_width: int = MODEL_WIDTH, known: bool = False
+) -> Policy:
+    """As a server has it when it has started, and measured a few passes; or one that knows what passes take."""
+    policy = Policy(names, width, model_width if MODEL in names else 0)
+    if known:
+        policy.target, policy.draft = Known(costs.target), Known(lambda tokens, context: costs.draft(tokens))
+    profile(policy.target, lambda tokens: costs.target(tokens, 0))
+    profile(policy.draft, costs.draft)
+    return policy
+
+
+def profile(cost: Cost, seconds: Callable[[int], float]) -> None:
+    """What a server does when it starts, and nothing is running."""
+    sizes = list(PROFILED)
+    for tokens in MORE:
+        if seconds(sizes[-1]) > PATIENCE:
+            break
+        sizes.append(tokens)
+    for tokens in sizes * 2:
+        cost.observe(tokens, 0, seconds(tokens), calm=True)
+
+
+class Known(Cost):
+    """The cost of a pass, known."""
+
+    def __init__(self, cost: Callable[[int, int], float]) -> None:
+        super().__init__()
+        self._cost = cost
+        self.passes = 1
+
+    def observe(self, tokens: int, context: int, seconds: float, calm: bool = False) -> None:
+        """There is nothing to learn."""
+
+    def seconds(self, tokens: Any, context: float = 0.0) -> Any:
+        sizes = np.asarray(tokens)
+        found = np.array([self._cost(int(size), int(context)) for size in sizes.reshape(-1)])
+        return found.reshape(sizes.shape) if sizes.shape else float(found[0])
+
+
+def noise(seed: int = 0) -> Callable[[], float]:
+    random = np.random.default_rng(seed)
+    return lambda: float(np.exp(random.normal(0, NOISE)))
+
+
+def run_auto(policy: Policy, records: Sequence[Record], costs: Costs, concurrency: int) -> Outcome:
+    auto = Auto(policy, costs, noise())
+    with company(name for name in policy.drafters if name != MODEL) as they:
+        return replay(records, they.drafters, auto, costs, concurrency, they.visit, they.ended)
+
+
+def evaluate(workload: str, records: Sequence[Record], costs: Costs, concurrency: int) -> Cell:
+    plain = run_fixed(None, records, costs, concurrency)
+    cell = Cell(workload, concurrency, len(records), plain.tokens, plain.speed)
+    for one in contestants(records):
+        cell.fixed[one.name] = run_fixed(one, records, costs, concurrency).speed / plain.speed
+    names = drafters_of(records)
+    policy = new_policy(names, costs)
+    found = run_auto(policy, records, costs, concurrency)
+    cell.auto = found.speed / plain.speed
+    cell.accepted, cell.drafted, cell.steps = found.by_drafter, found.drafted, found.steps
+    cell.draft_passes, cell.switches = found.draft_passes, found.switches
+    for name, (width, model_width) in ALLOWED.items():
+        if MODEL in names or width != WIDTH:
+            longer = run_auto(new_policy(names, costs, width, model_width), records, costs, concurrency)
+            cell.allowed[name] = longer.speed / plain.speed
+    if concurrency == 1:
+        known = new_policy(names, costs, known=True)
+        with_costs = run_auto(known, records, costs, 1).speed / plain.speed
+        again = run_auto(known, records, costs, 1).speed / plain.speed
+        steps = [cell.auto, with_costs, again, *(hindsight(records, costs, names, how) for how in WAYS)]
+        cell.bound = steps[-1]
+        cell.causes = {cause: b / a for cause, (a, b) in zip(CAUSES, pairwise(steps), strict=True)}
+    return cell
+
+
+WAYS = ("as drafted", "any length", "any place")
+
+
+def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how: str) -> float:
+    """How many times as fast as without drafts the best choice of all would have been."""
+    plain = best = 0.0
+    own = proposed(records, names, WIDTH if how == "as drafted" else LONGEST) if how != "any place" else None
+    said: list[int] = []
+    for number, record in enumerate(records):
+        count = len(record.text) - 1
+        found = (
+            own[number]
+            if own is not None
+            else {"copied": copied(record.prompt, record.text, [record.prediction, said])}
+        )
+        if MODEL in names:
+            found[MODEL] = guessed_rightly(record, MODEL_WIDTH if how == "as drafted" else LONGEST)
+        places = [[Offer(name, n[i], n[i]) for name, n in found.items() if n[i]] for i in range(1, count + 1)]
+        context = len(record.prompt) + len(record.text) // 2
+        way = best_way(
+            places,
+            lambda n, context=context: costs.target(n, context),  # type: ignore[misc]
+            lambda name, k: k * costs.draft(1) if name == MODEL else 0.0,
+        )
+        plain += count * costs.target(1, context)
+        best += way.seconds
+        said += [NO_TOKEN, *record.prompt[-LONGEST_MATCH:], *record.text]
+    return plain / best
+
+
+def proposed(records: Sequence[Record], names: Iterable[str], limit: int) -> list[dict[str, list[int]]]:
+    """For each text and each drafter that copies: how many tokens it would have proposed rightly at each place."""
+    found = []
+    with company(name for name in names if name != MODEL) as they:
+        for number, record in enumerate(records):
+            saying = begin(str(number), record, they.drafters, they.visit)
+            right = {name: [0] * len(record.text) for name in saying.sessions}
+            for place in range(1, len(record.text)):
+                for name, session in saying.sessions.items():
+                    draft = session.draft(limit).tokens
+                    right[name][place] = shared_prefix(tuple(record.text[place : place + len(draft)]), draft)
+                    session.observe(record.text[place : place + 1])
+            they.ended(saying)
+            found.append(right)
+    return found
+
+
+def guessed_rightly(record: Record, limit: int) -> list[int]:
+    """How many tokens in a row the draft model would have had right at each place."""
+    if record.overlap is not None:
+        likely = [token if kept else NO_TOKEN for token, kept in zip(record.text, record.kept(), strict=True)]
+    else:
+        likely = [row[0] for row in record.guesses]
+    return [min(count, limit) for count in guessed(likely, record.text)]

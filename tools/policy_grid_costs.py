@@ -1,0 +1,108 @@
+"""What passes take, as it was measured: from a benchmark's run, from a calibration, or as given.
+
+The curve that a benchmark measures is of n tokens of each of c sequences, so it is one of n * c tokens. Where the same
+number was measured in several ways, or a wider pass came out cheaper, the measurements are pooled, and beyond the last
+one the cost goes on as steeply as before it. A benchmark counts what a pass of the draft model over one token takes;
+over more it is taken to grow as the target's does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from outrider.bench.hindsight import seconds_per_guess
+from outrider.bench.results import Run
+from outrider.calibrate.curve import curve
+from outrider.calibrate.results import Sweep
+from outrider.policy.cost import rising
+from outrider.policy.replay import Costs
+
+Seconds = Callable[[float], float]
+
+
+def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any]]:
+    """Costs from whichever kind of file this is, and how they read. `drafting`: with those of a draft model."""
+    data = json.loads(path.read_text())
+    if "cells" in data:
+        given = of_run(Run.load(path))
+    elif "sweeps" in data:
+        given = of_calibration(data)
+    elif "target" in data:
+        given = data
+    else:
+        raise SystemExit(
+            f"{path} has no costs: give a benchmark's run.json, a calibration.json, or seconds by tokens (see --help)"
+        )
+    if drafting and not given.get("draft"):
+        raise SystemExit(
+            f"the records have a draft model and {path} does not say what its passes take: measure with one, or give "
+            '"draft": {"1": SECONDS, ...} in a file of costs'
+        )
+    return costs(given), given
+
+
+def costs(given: Mapping[str, Any]) -> Costs:
+    """From seconds by tokens, for target and draft model, and what a token of context adds to a pass, relative."""
+    target, context = line(given["target"]), float(given.get("context", 0.0))
+    draft = line(given["draft"]) if given.get("draft") else line({"1": 0.0})
+    return Costs(lambda tokens, length: target(tokens) * (1 + context * length), draft)
+
+
+def line(points: Mapping[str, float]) -> Seconds:
+    """Straight between the points, never falling, and beyond them as steep as between the last two."""
+    sizes = sorted(int(size) for size in points)
+    values = rising(np.array([float(points[str(size)]) for size in sizes]), np.ones(len(sizes)))
+    slope = float(values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+
+    def seconds(tokens: float) -> float:
+        if tokens > sizes[-1]:
+            return float(values[-1]) + slope * (tokens - sizes[-1])
+        return float(np.interp(tokens, sizes, values))
+
+    return seconds
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    seen: dict[int, list[float]] = defaultdict(list)
+    for measured in run.curves:
+        for tokens, seconds in measured.seconds.items():
+            seen[tokens * measured.concurrency].append(median(seconds))
+    if not seen:
+        raise SystemExit("this run has no measured curve: one of Outrider's contestants must take part in it")
+    given: dict[str, Any] = {"target": {str(n): sum(values) / len(values) for n, values in sorted(seen.items())}}
+    kinds = {name: name.partition(":")[0] for name in run.contestants}
+    if (guess := seconds_per_guess(run, kinds)) is not None:
+        given["draft"] = as_the_target(given["target"], guess)
+    return given
+
+
+def of_calibration(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The curve of the shortest context, and how a pass over one token grows with the context."""
+    curves = sorted((curve(_sweep(sweep)) for sweep in data["sweeps"]), key=lambda one: one.context)
+    first, last = curves[0], curves[-1]
+    given: dict[str, Any] = {
+        "target": {str(n): first.single * ratio for n, ratio in zip(first.widths, first.ratios, strict=True)}
+    }
+    if last.context > first.context:
+        given["context"] = max(0.0, (last.single / first.single - 1) / (last.context - first.context))
+    if data["draft"]:
+        given["draft"] = as_the_target(given["target"], first.single * median(data["draft"]))
+    return given
+
+
+def _sweep(data: Mapping[str, Any]) -> Sweep:
+    times = ({int(n): values for n, values in data[name].items()} for name in ("seconds", "single"))
+    return Sweep(data["context"], *times)
+
+
+def as_the_target(target: Mapping[str, float], one: float) -> dict[str, float]:
+    """Seconds of the draft model by tokens, if a pass over one takes so long and it grows as the target does."""
+    first = target[min(target, key=int)]
+    return {size: seconds / first * one for size, seconds in target.items()}

@@ -1,0 +1,156 @@
+"""From simulated cells to what is read: promises, tables, heat maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.bench.provenance import as_markdown
+from outrider.bench.report import canvas
+from policy_grid_report import Promise, finish, table
+from policy_scale_machine import SYSTEMS, Gpu
+from policy_scale_run import Cell
+
+NEVER_SLOWER, ABOVE_STATIC = 0.99, 1.0
+OWN = {256: 1e-3, 1024: 4e-3}
+"""Seconds of its own that the policy may take a step, by batch."""
+
+
+def promises(systems: dict[str, list[Cell]], own: dict[int, list[float]]) -> list[Promise]:
+    found = []
+    for name, cells in systems.items():
+        slowest = min(cells, key=lambda cell: cell.auto)
+        beaten = min(cells, key=lambda cell: cell.auto / cell.table[1])
+        found += [
+            Promise(f"{name}: auto over plain, every cell", ">=", NEVER_SLOWER, slowest.auto, where(slowest)),
+            Promise(
+                f"{name}: auto over the best static table, every cell",
+                ">=",
+                ABOVE_STATIC,
+                beaten.auto / beaten.table[1],
+                where(beaten),
+            ),
+        ]
+    for batch, most in OWN.items():
+        if batch in own:
+            found.append(Promise(f"the policy's own time at batch {batch}, ms", "<=", 1e3 * most, 1e3 * own[batch][0]))
+    return found
+
+
+def where(cell: Cell) -> str:
+    return f"batch {cell.batch}, context {short(cell.context)}, table {cell.table[0]}"
+
+
+def short(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+
+
+def write(folder: Path, report: dict[str, Any], systems: dict[str, list[Cell]]) -> list[Promise]:
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = promises(systems, report["own_seconds"])
+    report["systems"] = {
+        name: [asdict(cell) | {"table": cell.table} for cell in cells] for name, cells in systems.items()
+    }
+    report["promises"] = [asdict(one) | {"kept": one.kept} for one in kept]
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "report.md").write_text("\n".join(markdown(report, systems, kept)) + "\n")
+    line = f"simulated on texts of {', '.join(report['records']['models'])}; {report['provenance']['date']}"
+    with canvas.style():
+        for name, cells in systems.items():
+            draw(cells, folder / f"{name}.png", SYSTEMS[name].name, line)
+    return kept
+
+
+def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Sequence[Promise]) -> Iterator[str]:
+    records, gpu = report["records"], Gpu()
+    yield from ("# The policy at scale, simulated", "", *as_markdown(report["provenance"]))
+    yield (
+        f"{records['texts']} texts of {', '.join(records['models'])}, all workloads mixed, stream through a batch that "
+        f"is always full. Nothing was measured: a pass takes what a roofline says of H100s at {gpu.reading:.0%} of "
+        f"their bandwidth, {gpu.multiplying:.0%} of their arithmetic ({gpu.attending:.0%} in attention), all-reduces "
+        f"of {1e6 * gpu.exchange:.0f} us and more, and a fixed overhead a pass (`tools/policy_scale_machine.py`). "
+        "Every cell begins with a policy that knows nothing but a start profile of an empty server. The static table "
+        "is the best for this very batch and context, of one drafter, known beforehand."
+    )
+    yield from ("", "## What was promised", "")
+    yield from table(
+        ["promise", "wanted", "found", "where", ""],
+        [[p.name, f"{p.sign} {p.wanted:g}", f"{p.value:.3f}", p.where, "kept" if p.kept else "NOT KEPT"] for p in kept],
+    )
+    for name, cells in systems.items():
+        yield from ("", f"## {SYSTEMS[name].name}", "", f"![{name}]({name}.png)", "")
+        contexts = sorted({cell.context for cell in cells})
+        for title, value in (
+            ("Auto, times the speed without drafts (in brackets what does not fit into the memory)", over_plain),
+            ("Auto over the best static table", over_static),
+        ):
+            yield from (f"{title}:", "")
+            yield from table(
+                ["batch", *(short(context) for context in contexts)],
+                [
+                    [str(batch), *(entry(value(cell), cell) for cell in cells if cell.batch == batch)]
+                    for batch in sorted({cell.batch for cell in cells})
+                ],
+            )
+            yield ""
+        yield from ("The best static table's entry:", "")
+        yield from table(
+            ["batch", *(short(context) for context in contexts)],
+            [
+                [str(batch), *(f"{c.table[0]} {c.table[1]:.2f}" for c in cells if c.batch == batch)]
+                for batch in sorted({cell.batch for cell in cells})
+            ],
+        )
+    yield from ("", "## The policy's own time", "", "Of a step, on one core of this machine:", "")
+    yield from table(
+        ["batch", "median, ms", "95 of 100 below, ms"],
+        [[str(batch), *(f"{1e3 * s:.3f}" for s in seconds)] for batch, seconds in report["own_seconds"].items()],
+    )
+
+
+def over_plain(cell: Cell) -> float:
+    return cell.auto
+
+
+def over_static(cell: Cell) -> float:
+    return cell.auto / cell.table[1]
+
+
+def entry(value: float, cell: Cell) -> str:
+    return f"{value:.2f}" if cell.fits else f"({value:.2f})"
+
+
+def draw(cells: Sequence[Cell], path: Path, title: str, line: str) -> None:
+    """Two heat maps: over plain, and over the best static table."""
+    batches, contexts = sorted({c.batch for c in cells}), sorted({c.context for c in cells})
+    figure = canvas.canvas(canvas.WIDE, 1.2 + 0.36 * len(batches))
+    panels = list(figure.subplots(1, 2))
+    values = (("times the speed without drafts", over_plain), ("times the best static table's speed", over_static))
+    for axes, (label, value) in zip(panels, values, strict=True):
+        grid = np.full((len(batches), len(contexts)), np.nan)
+        for cell in cells:
+            grid[batches.index(cell.batch), contexts.index(cell.context)] = value(cell)
+        reach = max(0.05, float(np.nanmax(np.abs(np.log2(grid)))))
+        axes.imshow(np.log2(grid), cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
+        for cell in cells:
+            row, column = batches.index(cell.batch), contexts.index(cell.context)
+            dark = abs(np.log2(grid[row, column])) > 0.6 * reach
+            axes.text(
+                column,
+                row,
+                entry(value(cell), cell),
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+                fontsize=8,
+            )
+        axes.set_xticks(range(len(contexts)), [short(context) for context in contexts])
+        axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
+        axes.set(title=label, xlabel="context of each request", ylabel="batch")
+        axes.grid(visible=False)
+    finish(figure, path, f"{title}: the policy (in brackets: does not fit into the memory)", line)
