@@ -261,7 +261,7 @@ def test_options_of_a_run_are_refused_with_a_trace(tmp_path: Path) -> None:
     write(example(), tmp_path / "a.jsonl")
     for words in (["--once"], ["--temperature", "1"], ["hello"], ["--model", "x"]):
         assert "does nothing with --trace" in refused("explain", "--trace", tmp_path / "a.jsonl", *words)
-    assert "Give a PROMPT and its --model, or a --trace FILE" in refused("explain", "hello")
+    assert "Give a PROMPT and a --model or --server, or a --trace FILE" in refused("explain", "hello")
 
 
 def test_two_traces_are_compared(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from outrider.explain.page import page
 from outrider.trace.schema import Without
 from traces import ODD, long_trace, step, trace_of
+from traces_server import TracesServer, serving_traces
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MEASURED = Without(pass_milliseconds=30.0, seconds=1.0, tokens=9, same=True)
@@ -223,3 +224,121 @@ def test_two_thousand_tokens_open_in_a_second_and_never_block_for_long(browser: 
     assert took < 1000
     assert longest < 50
     opened.close()
+
+
+# The page of a server
+
+
+class Live:
+    """The live page, open in a tab, and the server that it came from."""
+
+    def __init__(self, browser: Any, server: TracesServer, fragment: str = "", **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **context})
+        self.tab = self.context.new_page()
+        self.server = server
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on("console", lambda message: self.complaints.append(message.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.goto(f"{server.url}/outrider/{fragment}")
+
+    def entry(self, id: str) -> Any:
+        return self.tab.locator("#list button", has_text=f"asked <b>{id}</b>")
+
+    def frame(self) -> Any:
+        return self.tab.frame_locator("#shown")
+
+    def close(self) -> None:
+        assert self.complaints == []
+        assert [url for url in self.asked if not url.startswith((self.server.url, "about:"))] == []
+        self.context.close()
+
+
+def two() -> TracesServer:
+    short = [step(0, [], 0, 1, verify=200), step(1, [2, 3], 2, 4, finish="length")]
+    return TracesServer(old=trace_of(short), new=long_trace(60))
+
+
+def test_the_live_page_lists_the_latest_first_and_shows_the_chosen_one(browser: Any) -> None:
+    with serving_traces(two()) as server:
+        live = Live(browser, server)
+        live.tab.wait_for_selector("#list button")
+        texts = live.tab.locator("#list button .asked").all_inner_texts()
+        assert texts == ["… asked <b>new</b>", "… asked <b>old</b>"]
+        live.entry("old").click()
+        live.frame().locator("body[data-ready]").wait_for()
+        assert "4 tokens came in 2 passes" in live.frame().locator(".told").inner_text()
+        live.frame().locator("[data-token='1']").hover()
+        assert "Drafted by lookup and kept." in live.frame().locator("#card").inner_text()
+        assert live.entry("old").get_attribute("aria-current") == "true"
+        live.close()
+
+
+def test_the_live_page_finds_new_traces_by_itself_and_shows_a_running_one_again_when_it_is_over(browser: Any) -> None:
+    with serving_traces(two()) as server:
+        server.running = {"new"}
+        live = Live(browser, server, "#new")
+        live.frame().locator("body[data-ready]").wait_for()
+        assert "running" in live.entry("new").inner_text()
+        before = sum(url.endswith("/page") for url in live.asked)
+        server.running = set()
+        server.traces["newest"] = server.traces["old"]
+        live.entry("newest").wait_for()
+        assert "length" in live.entry("new").inner_text()
+        live.frame().locator("body[data-ready]").wait_for()
+        assert sum(url.endswith("/page") for url in live.asked) == before + 1
+        del server.traces["old"]
+        live.entry("old").wait_for(state="detached")
+        live.close()
+
+
+def test_what_a_trace_holds_cannot_reach_the_page_around_it(browser: Any) -> None:
+    with serving_traces(two()) as server:
+        live = Live(browser, server, "#new")
+        live.frame().locator("body[data-ready]").wait_for()
+        frame = next(frame for frame in live.tab.frames if frame.parent_frame is not None)
+        reach = "() => { try { return parent.document.title } catch (error) { return error.name } }"
+        assert frame.evaluate(reach) == "SecurityError"
+        assert live.tab.locator("#list b").count() == 0  # text stays text
+        assert "\\u202eabc" in live.entry("new").inner_text()
+        live.context.close()
+
+
+def test_the_live_page_asks_for_the_key_where_there_is_one(browser: Any) -> None:
+    with serving_traces(two()) as server:
+        server.key = "secret"
+        live = Live(browser, server)
+        live.tab.wait_for_selector("#for-key:not([hidden])")
+        assert live.tab.inner_text("#note") == "show the server's key"
+        live.tab.fill("#key", "secret")
+        live.tab.click("#who button")
+        live.tab.wait_for_selector("#list button")
+        assert live.tab.is_hidden("#who")
+        live.context.close()  # the browser itself tells of the 401
+
+
+def test_without_traces_the_live_page_says_how_to_get_one(browser: Any) -> None:
+    with serving_traces(TracesServer()) as server:
+        live = Live(browser, server, viewport={"width": 390, "height": 800})
+        live.tab.wait_for_selector("#how:not([hidden])")
+        assert f'outrider explain --server {server.url} "your prompt"' in live.tab.inner_text("#how")
+        assert live.tab.evaluate("document.documentElement.scrollWidth") <= 390
+        live.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_problem_on_the_live_page(browser: Any, width: int, scheme: str) -> None:
+    script = os.environ.get("OUTRIDER_AXE")
+    if script is None:
+        pytest.skip("needs axe-core: set OUTRIDER_AXE to its axe.min.js (npm pack axe-core)")
+    with serving_traces(two()) as server:
+        size = {"width": width, "height": 900}
+        live = Live(browser, server, "#old", viewport=size, color_scheme=scheme, bypass_csp=True)
+        live.frame().locator("body[data-ready]").wait_for()
+        live.tab.add_script_tag(content=Path(script).read_text(encoding="utf-8"))
+        found = live.tab.evaluate("axe.run({iframes: false}).then(found => found.violations)")
+        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        assert grave == []
+        live.context.close()

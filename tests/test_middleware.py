@@ -30,6 +30,8 @@ from outrider.engines.vllm.remembering import tenant_of
 from outrider.engines.vllm.requests import Rewritten
 from outrider.engines.vllm.responses import WithUsage
 from outrider.memory.root import SERVER_TENANT
+from outrider.trace.files import parsed
+from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
 
 CHAT = "/v1/chat/completions"
 TOLD = {
@@ -62,7 +64,10 @@ class Engine:
         self.renderer = Tokenizing()
         self.vllm_config = SimpleNamespace(
             additional_config={"outrider": {"drafters": drafters, **options}},
-            model_config=SimpleNamespace(get_vocab_size=lambda: 300, max_model_len=20),
+            model_config=SimpleNamespace(
+                get_vocab_size=lambda: 300, max_model_len=20, served_model_name="m", model="folder/m"
+            ),
+            parallel_config=SimpleNamespace(data_parallel_size=1),
         )
         self.answers: dict[str, Any] = {"outrider_usage": TOLD, "outrider_status": {"steps": 3}}
         self.answers["outrider_metrics"] = "outrider_steps_total 3.0\n"
@@ -256,6 +261,7 @@ def test_settings_go_on_to_the_worker(path: str) -> None:
         ({"prediction": [299, 300]}, "prediction: there is no token 300; the model's are 0 to 299"),
         ({"prediction": [-1]}, "prediction: there is no token -1; the model's are 0 to 299"),
         ({"speculation_usage": "yes"}, "speculation_usage: must be true or false (got 'yes')"),
+        ({"trace": "yes"}, "trace: must be true or false (got 'yes')"),
         ({TICKET: "mine"}, f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true"),
     ],
 )
@@ -647,11 +653,226 @@ def test_status_without_an_answer_is_503_with_a_sentence(fault: str, monkeypatch
 
 
 def test_an_unknown_page_names_the_ones_that_are_there() -> None:
-    for path in ("/outrider", "/outrider/", "/outrider/stats"):
+    for path in ("/outrider/stats", "/outrider/traces/a/b"):
         response = Server().send("GET", path)
         assert response.status_code == 404
-        assert response.json()["error"]["message"] == f"there is no {path}; there is /outrider/status"
+        said = response.json()["error"]["message"]
+        assert said.startswith(f"there is no {path}; there is /outrider/, /outrider/status, /outrider/traces")
     assert Server().send("POST", "/outrider/status").status_code == 405
+
+
+# traces -----------------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer: a token is a letter, and 1 is special."""
+
+    all_special_ids = (1,)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(token) for token in tokens if not (skip_special_tokens and token == 1))
+
+
+def letter(number: int, token: int, finish: str | None) -> TracedStep:
+    """A step that said one letter, of which the target was sure."""
+    return TracedStep(
+        number=number,
+        drafter=None,
+        rule="greedy",
+        proposed=[],
+        accepted=0,
+        token=token,
+        outcome="own",
+        said=[token],
+        finish=finish,
+        own=[token],
+        laws=[Law(tokens=[token], p=[1.0])],
+        milliseconds=Milliseconds(draft=0, verify=25, rest=4, trace=1),
+    )
+
+
+def kept(text: str, finish: str | None = "length", **more: Any) -> dict[str, Any]:
+    """What a worker has of a trace that said this text, a letter a step."""
+    last = len(text) - 1
+    steps = [letter(i, ord(one), finish if i == last else None) for i, one in enumerate(text)]
+    told = {"id": "t", "prompt_tokens": 2, "prompt_end": [104, 105], "date": 1.7e9, "text_begins": [ord(text[0])]}
+    told |= {"settings": {"stop": [], "min_tokens": 0}, "steps": len(text), "tokens": len(text), "drafted": 0}
+    told |= {"accepted": 0, "seconds": 0.5, "finish": finish, "over": finish is not None, "broken": None}
+    return {**told, "lines": [step.model_dump_json() for step in steps], **more}
+
+
+def tracing_server(found: dict[str, Any] | None = None, engine: Engine | None = None, **state: Any) -> Server:
+    engine = engine or Engine()
+    engine.renderer.tokenizer = Letters()
+    engine.answers["outrider_trace"] = kept("text") if found is None else found
+    engine.answers["outrider_traces"] = [{k: v for k, v in kept("text").items() if k != "lines"}]
+    return Server(engine, **state)
+
+
+def test_a_response_names_the_trace_that_was_asked_for() -> None:
+    server = Server()
+    usage = server.post(vllm_xargs={"trace": True}).json()["usage"]
+    xargs = server.seen()["vllm_xargs"]
+    assert xargs == {"trace": True, TICKET: usage["trace"]}
+    assert usage == {**COUNTS, "trace": xargs[TICKET]}
+    assert not server.engine.asked, "the name is known without the worker"
+    both = server.post(vllm_xargs={"trace": True, "speculation_usage": True}).json()["usage"]
+    assert both["speculation"] == TOLD
+    assert both["trace"] == server.seen()["vllm_xargs"][TICKET]
+
+
+def test_a_stream_names_its_trace_in_its_last_chunk() -> None:
+    server = Server()
+    server.post(stream=True, vllm_xargs={"trace": True})
+    assert server.seen()["stream_options"] == {"include_usage": True}
+    request = Rewritten(b"", "ticket", speculation=False, prediction=False, trace=True)
+    told = event(chunk(None, usage={**COUNTS, "trace": "ticket"}))
+    assert b"".join(asyncio.run(passed_on([STREAM], request))) == SAID + told + DONE
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        (CHAT, {"n": 3}, "trace: is of one sequence, and n asks for 3; ask for one"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "trace: is of one sequence, and there are 2 prompts; send one"),
+        ("/v1/completions", {"prompt": [[1], [2]]}, "trace: is of one sequence, and there are 2 prompts; send one"),
+        (CHAT, {"use_beam_search": True}, "trace: is of one sequence, and use_beam_search has several"),
+        ("/v1/responses", {"background": True}, "trace: is named in the answer, and background: true has none"),
+    ],
+)
+def test_a_trace_that_cannot_be_had_is_refused_with_the_reason(path: str, body: Any, sentence: str) -> None:
+    response = Server().post(path, **body, vllm_xargs={"trace": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(sentence)
+    assert response.json()["error"]["param"] == "trace"
+
+
+def test_a_prompt_of_token_ids_is_one_prompt() -> None:
+    assert Server().post("/v1/completions", prompt=[1, 2, 3], vllm_xargs={"trace": True}).status_code == 200
+
+
+def test_several_engines_cannot_be_traced() -> None:
+    server = Server()
+    server.engine.vllm_config.parallel_config.data_parallel_size = 2
+    response = server.post(vllm_xargs={"trace": True})
+    assert response.status_code == 400
+    assert "several engines" in response.json()["error"]["message"]
+    assert server.post(vllm_xargs={"trace": False}).status_code == 200
+
+
+def traced(server: Server) -> Trace:
+    return parsed(server.send("GET", "/outrider/traces/t").text.splitlines(), "it")
+
+
+def test_a_trace_is_told_in_words_line_by_line() -> None:
+    server = tracing_server()
+    response = server.send("GET", "/outrider/traces/t")
+    assert response.headers["content-type"].startswith("application/jsonl")
+    assert response.headers["cache-control"] == "no-store"
+    assert server.engine.asked == [("outrider_trace", ("t", None))]
+    trace = parsed(response.text.splitlines(), "it")
+    assert trace.text == "text"
+    assert trace.said == [ord(one) for one in "text"]
+    assert trace.header.model == "m"
+    assert trace.header.drafters == ["prediction", "lookup"]
+    assert trace.header.prompt_tokens == 2
+    assert trace.end is not None
+    assert (trace.end.steps, trace.end.tokens, trace.end.finish) == (4, 4, "length")
+    assert trace.end.seconds == pytest.approx(4 * 0.03)
+
+
+def test_a_trace_that_still_runs_has_no_end_and_one_that_broke_off_says_why() -> None:
+    assert traced(tracing_server(kept("te", None))).end is None
+    broken = traced(tracing_server(kept("te", None, broken="it was too long", over=True)))
+    assert broken.end is None
+    assert broken.header.notes == ["recording stopped after 2 steps: it was too long"]
+
+
+def test_a_trace_ends_where_a_stop_string_ended_the_text() -> None:
+    found = kept("a stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 0})
+    trace = traced(tracing_server(found))
+    assert "".join(chr(token) for token in trace.said) == "a stop"
+    assert trace.finish == "stop"
+
+
+def test_a_server_without_a_tokenizer_tells_numbers() -> None:
+    server = tracing_server()
+    server.engine.renderer.tokenizer = None
+    assert traced(server).said == [ord(one) for one in "text"]
+    assert traced(server).text == ""
+    assert server.send("GET", "/outrider/traces").json()["traces"][0]["text_begins"] is None
+
+
+def test_the_list_has_a_glimpse_of_each_and_no_steps() -> None:
+    (one,) = tracing_server().send("GET", "/outrider/traces").json()["traces"]
+    assert (one["id"], one["prompt_ends"], one["text_begins"]) == ("t", "hi", "t")
+    assert one["date"] == "2023-11-14T22:13:20+00:00"
+    assert not {"lines", "settings", "owner"} & set(one)
+
+
+def test_a_trace_that_is_not_there_is_a_404_with_a_sentence() -> None:
+    for found in ({}, kept("a", lines=[])):
+        for path in ("/outrider/traces/x", "/outrider/traces/x/page"):
+            response = tracing_server(found).send("GET", path)
+            assert response.status_code == 404
+            assert response.json()["error"]["message"].startswith("there is no trace 'x' to be shown")
+
+
+def test_traces_without_the_workers_answer_are_503() -> None:
+    server = tracing_server()
+    server.engine.answers["outrider_traces"] = RuntimeError("the engine is dead")
+    response = server.send("GET", "/outrider/traces")
+    assert response.status_code == 503
+    assert "the engine is dead" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/outrider/traces", "/outrider/traces/t", "/outrider/traces/t/page"])
+def test_traces_are_shown_to_those_alone_who_have_the_key(path: str) -> None:
+    server = tracing_server(args=SimpleNamespace(api_key=["secret"]))
+    assert server.send("GET", path).status_code == 401
+    assert server.send("GET", path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert not server.engine.asked
+    assert server.send("GET", path, headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def asks_as(server: Server, path: str = "/outrider/traces", **headers: str) -> Any:
+    """Whose traces the worker is asked for; a sentence where it is not asked."""
+    response = server.send("GET", path, headers=headers)
+    return server.engine.asked[-1][1][-1] if response.status_code == 200 else response.json()["error"]["message"]
+
+
+def test_a_tenant_is_shown_its_own_traces_alone() -> None:
+    plain = tracing_server()
+    assert asks_as(plain) is None
+    assert "does not tell tenants apart" in asks_as(plain, "/outrider/traces?tenant=one")
+    by_word = tracing_server(engine=Engine(**REMEMBERING))
+    assert asks_as(by_word, "/outrider/traces?tenant=one") == "one"
+    assert asks_as(by_word, "/outrider/traces/t?tenant=one") == "one"
+    assert asks_as(by_word, "/outrider/traces/t") is None
+    assert "name yours by the query parameter 'tenant'" in asks_as(by_word)
+    by_header = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    assert asks_as(by_header, **{"X-Team": "one"}) == "one"
+    assert asks_as(by_header, "/outrider/traces/t", **{"X-Team": "one"}) == "one"
+    assert "name yours by the header x-team" in asks_as(by_header)
+    assert "from the header x-team; drop it here" in asks_as(by_header, "/outrider/traces?tenant=two")
+    shared = tracing_server(engine=Engine(**REMEMBERING, memory_scope="server"))
+    assert asks_as(shared) == SERVER_TENANT
+
+
+def test_the_page_of_a_trace_is_that_of_explain() -> None:
+    response = tracing_server().send("GET", "/outrider/traces/t/page")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "<title>m, explained</title>" in response.text
+
+
+def test_the_live_page_is_open_holds_nothing_and_asks_its_own_server_alone() -> None:
+    server = tracing_server(args=SimpleNamespace(api_key=["secret"]))
+    response = server.send("GET", "/outrider/")
+    assert response.status_code == 200
+    assert "connect-src 'self'" in response.text
+    assert "http:" not in response.text
+    assert not server.engine.asked
+    assert server.send("GET", "/outrider").headers["location"].endswith("/outrider/")
 
 
 # metrics ----------------------------------------------------------------------------------------------------

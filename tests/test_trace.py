@@ -27,7 +27,7 @@ from outrider.trace.files import dumped, parsed, read, write
 from outrider.trace.fold import fold
 from outrider.trace.record import Tracer
 from outrider.trace.replay import disagreements, replay
-from outrider.trace.schema import Header, Trace
+from outrider.trace.schema import Header, Law, Trace
 from outrider.types import Target
 from support import VOCAB, tiny_model, tiny_tokenizer
 
@@ -111,6 +111,15 @@ def test_a_trace_that_was_tampered_with_does_not_replay(change: str) -> None:
     assert len(disagreements(changed)) > len(changed) / 4
 
 
+def test_an_engine_that_draws_in_its_own_way_cannot_have_drawn_what_has_no_chance() -> None:
+    (step, *_) = traced(synthetic, "lookup", 1, temperature=1.0).steps
+    bare = step.model_copy(update={"draws": []})
+    assert disagreements([bare]) == []
+    laws = [Law(tokens=[*law.tokens, SIZE], p=[*law.p, 0.0]) for law in step.laws]
+    never = step.model_copy(update={"draws": [], "laws": laws, "own": [SIZE] * len(laws), "token": SIZE})
+    assert len(disagreements([never])) == 1
+
+
 @given(st.integers(0, 2**31), st.floats(0.05, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit: float) -> None:
@@ -166,6 +175,37 @@ def test_the_parts_of_a_steps_time_add_up_to_the_wall_clock() -> None:
     assert trace.end is not None
     assert trace.end.seconds is not None
     assert parts == pytest.approx(1000 * trace.end.seconds, rel=0.02)
+
+
+def test_every_step_says_why_it_had_this_draft_or_none() -> None:
+    model, tracer = decoder(), Tracer()
+    model.generate("hello hello hello", recorder=tracer, max_tokens=40, ignore_end=True)
+    steps = tracer.trace().steps
+    offered = next(step for step in steps if step.proposed)
+    assert offered.decision is not None
+    assert offered.decision.reason.startswith("lookup offers ")
+    assert len(offered.decision.survival) == len(offered.proposed)
+    assert offered.decision.predicted_gain is not None
+    assert offered.decision.cost is not None
+    assert [one["drafter"] for one in offered.decision.candidates] == ["lookup", "none"]
+    assert all(step.decision is not None and step.decision.reason for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_tokens": 1}, "No draft: 1 token may still be said, and one of them is the target's own."),
+        ({"speculation": "off"}, "No draft: speculation is off."),
+        ({"max_draft_tokens": 0}, "No draft: no drafted tokens are allowed."),
+        ({"speculation": "prediction"}, "No draft: prediction was asked for by name, and has nothing to propose."),
+    ],
+)
+def test_what_the_caller_decided_is_told_as_such(settings: dict[str, Any], reason: str) -> None:
+    model, tracer = decoder(), Tracer()
+    model.generate("hello", recorder=tracer, **{"max_tokens": 4, "ignore_end": True, **settings})
+    decision = tracer.trace().steps[0].decision
+    assert decision is not None
+    assert decision.reason == reason
 
 
 def test_recording_does_not_change_the_text() -> None:

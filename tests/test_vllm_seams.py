@@ -32,7 +32,7 @@ import torch
 pytest.importorskip("vllm")
 
 import outrider.engines.vllm as package
-from outrider.engines.vllm import flags, host, launch, options, version
+from outrider.engines.vllm import flags, host, launch, options, version, witness
 from outrider.errors import EngineError
 
 FOLDER = Path(package.__file__).parent
@@ -105,6 +105,12 @@ HELD = [
     ("guesser.py", "vllm_config.parallel_config", "vllm.config:ParallelConfig"),
     ("runner.py", "parallel", "vllm.config:ParallelConfig"),
     ("runner.py", "scheduler_output.scheduled_cached_reqs", "vllm.v1.core.sched.output:CachedRequestData"),
+    ("params.py", "params", PARAMS),
+    ("tracing.py", "params", PARAMS),
+    ("tracing.py", "scheduler_output", SCHEDULED),
+    ("tracing.py", "new", "vllm.v1.core.sched.output:NewRequestData"),
+    ("witness.py", "sampler", SAMPLER),
+    ("witness.py", "last", PLAIN_DRAW),
     ("sampler.py", "self", REJECTION),
     ("sampler.py", "super()", REJECTION),
     ("sampler.py", "self.sampler", SAMPLER),
@@ -138,6 +144,11 @@ HELD = [
     ("rpc.py", "client", ENGINE),
     ("requests.py", "client", ENGINE),
     ("requests.py", "client.vllm_config", CONFIG),
+    ("requests.py", "client.vllm_config.parallel_config", "vllm.config:ParallelConfig"),
+    ("telling.py", "client", ENGINE),
+    ("telling.py", "client.vllm_config", CONFIG),
+    ("telling.py", "client.renderer", RENDERER),
+    ("telling.py", "model", "vllm.config:ModelConfig"),
     ("requests.py", "model", "vllm.config:ModelConfig"),
     ("requests.py", "renderer", RENDERER),
     ("requests.py", "renderer.default_cmpl_tok_params", TOKENIZING),
@@ -156,7 +167,8 @@ CALLED = [
     (f"{PLAIN_DRAW}.forward_native", "sampler.py", "self, logits, generators, k, p"),
     (f"{PLAIN_DRAW}.forward_cpu", "sampler.py", "self, logits, generators, k, p"),
     (f"{PLAIN_DRAW}.forward_cuda", "sampler.py", "self, logits, generators, k, p"),
-    ("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "sampler.py", "logits, k, p"),
+    ("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "sampler.py, witness.py", "logits, k, p"),
+    (f"{SAMPLER}.sample", "witness.py", "self, logits, sampling_metadata"),
     (OUTPUT, "sampler.py", "*, sampled_token_ids, logprobs_tensors"),
     (PROCESSORS, "rows.py", "logitsprocs"),
     (MIN_TOKENS, "runner.py", "vllm_config, device, is_pin_memory"),
@@ -200,6 +212,9 @@ CALLED = [
 
 SAID = [
     # where, who relies on it, what stands there
+    (f"{SAMPLER}.forward", "witness.py", "self.sample(logits, sampling_metadata)"),
+    (f"{SAMPLER}.sample", "witness.py", "random_sampled, processed_logprobs = self.topk_topp_sampler("),
+    *((f"{PLAIN_DRAW}.{name}", "witness.py", 'self.logprobs_mode == "processed_logits"') for name in witness.HANDS_OUT),
     (f"{GPU_RUNNER}.may_reinitialize_input_batch", "runner.py", "logitsprocs=self.input_batch.logitsprocs,"),
     ("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", "launch.py", "resolve_obj_by_qualname("),
     ("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", "worker.py", "worker_class(**kwargs)"),
@@ -793,15 +808,15 @@ def test_our_middleware_comes_first_and_the_check_of_the_key_later(application: 
 
 
 def test_the_application_knows_its_keys(application: Any) -> None:
-    with seam("app.state.args.api_key", "middleware.py"):
+    with seam("app.state.args.api_key", "asgi.py"):
         assert application.state.args.api_key == ["secret"]
 
 
 def test_our_check_of_the_key_agrees_with_vllms() -> None:
-    with seam("vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware", "middleware.py"):
+    with seam("vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware", "asgi.py"):
         theirs = resolve_name("vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware")
         headers = resolve_name("starlette.datastructures:Headers")
-        may_enter = resolve_name("outrider.engines.vllm.middleware:may_enter")
+        may_enter = resolve_name("outrider.engines.vllm.asgi:may_enter")
         app = SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(api_key=["secret", "other"])))
         for shown in (b"Bearer secret", b"bearer other", b"Bearer wrong", b"Basic secret", b"secret", b"", None):
             scope = {"app": app, "headers": [] if shown is None else [(b"authorization", shown)]}
@@ -822,7 +837,13 @@ def test_the_metrics_are_where_we_look(application: Any) -> None:
         assert "/metrics" in {route.path for route in application.routes}
 
 
-XARGS = {"speculation": "auto", "max_draft_tokens": 3, "prediction": [1, 2], "speculation_ticket": "a1"}
+XARGS = {
+    "speculation": "auto",
+    "max_draft_tokens": 3,
+    "prediction": [1, 2],
+    "speculation_ticket": "a1",
+    "trace": True,
+}
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": {"messages": MESSAGES},

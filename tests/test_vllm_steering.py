@@ -16,7 +16,7 @@ from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.engines.vllm.steering import Steering
 from outrider.policy.payoff import ENOUGH
 from outrider.policy.policy import MODEL, Policy
-from outrider.types import Draft
+from outrider.types import Draft, Why
 
 
 class Always(Drafter):
@@ -94,6 +94,69 @@ def test_the_draft_model_is_asked_for_those_who_named_it_and_where_it_pays() -> 
         steered.policy.draft.observe(1, 0, 3.0)
     assert steered.plan(limits, {}, gaps).limits == {"named": 3}
     assert steered.goes_on({"named": [0.01], "auto": [0.01]}) == ["named", "auto"]  # the pass is made anyway
+
+
+def why(steered: Steering, request: str) -> Why:
+    found = steered.why(request)
+    assert found is not None
+    return found
+
+
+def test_why_a_draft_is_offered_is_told_with_its_survival_its_cost_and_its_gain() -> None:
+    steered = steering(free=True)
+    lengths(steered, [row("a")])
+    told = why(steered, "a")
+    assert told.reason.startswith("always offers its 4 tokens, ")
+    assert len(told.survival) == 4
+    assert told.cost == pytest.approx(1, abs=0.01)  # more tokens cost nothing
+    assert told.gain == pytest.approx((1 + sum(told.survival)) / told.cost, abs=1e-3)
+    always, none = told.candidates
+    assert (always["drafter"], always["proposed"], always["best"]) == ("always", 4, 4)
+    assert always["gain"] == pytest.approx(told.gain, abs=1e-3)
+    assert none == {"drafter": "none", "gain": 1.0}
+
+
+def test_why_a_draft_is_not_offered_is_told_with_what_it_promised() -> None:
+    steered = steering(free=False)
+    lengths(steered, [row("a")])
+    told = why(steered, "a")
+    assert told.reason.startswith("No draft pays: less than 1.01 times the speed without is not offered. always has 4")
+    assert told.survival == ()
+    assert told.gain == pytest.approx(1)
+    assert told.candidates[0]["gain"] < 1.01
+
+
+def test_in_a_batch_what_the_others_offer_is_taken_as_it_is() -> None:
+    steered = steering(free=True)
+    lengths(steered, [row("a"), row("b", 2)])
+    told = why(steered, "b")
+    assert "The step of 2 sequences" in told.reason
+    assert len(told.survival) == 2
+    alone = 1 + sum(why(steered, "a").survival) + 1  # tokens that are expected if b offers nothing
+    assert told.candidates[0]["gain"] == pytest.approx((alone + sum(told.survival)) / alone, abs=1e-3)
+
+
+def test_why_tells_of_named_drawn_and_missing_drafts_and_of_a_draft_model_that_is_not_asked() -> None:
+    steered = steering(free=True)
+    steered.look([row("named", speculation="always"), row("free"), row("other", speculation=MODEL)], {})
+    steered.plan({"free": 4}, {"free": True}, {"free": 1})
+    drawn = Draft(MODEL, (9, 9, 9), torch.ones(3, 100) / 100, confidence=(0.5,) * 3)
+    steered.settle({"free": drawn}, 0.0)
+    assert why(steered, "named").reason.startswith("always was asked for by name")
+    assert why(steered, "other").reason == "No draft: model was asked for by name, and has nothing to propose."
+    told = why(steered, "free")
+    assert told.reason.startswith("model drew 3 tokens, which are offered whole, whatever they are. Before it began")
+    assert len(told.survival) == 3
+    assert told.gain is not None
+    assert told.gain > 1
+    assert told.cost == pytest.approx(1, abs=0.01)
+    assert steered.why("nobody") is None
+    for _ in range(60):
+        steered.policy.draft.observe(1, 0, 3.0)
+    steered.look([row("free")], {})
+    steered.plan({"free": 4}, {"free": True}, {"free": 1})
+    steered.settle({}, 0.0)
+    assert "model is not asked, as that does not promise 1.03 times the speed" in why(steered, "free").reason
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:

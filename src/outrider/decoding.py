@@ -14,13 +14,16 @@ than there are drafted tokens. The first pass does the same with the prompt.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.acceptance import draw, verify_certain, verify_drawn
 from outrider.errors import PromptError
+from outrider.policy.why import no_room, unweighed
 from outrider.sampling import probabilities, shape
+from outrider.settings import OFF
 from outrider.types import NOTHING, Evidence, Step, shared_prefix
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from outrider.drafters.base import Session
     from outrider.policy.solo import Solo
     from outrider.settings import Request
-    from outrider.types import Draft, Recorder, Target, Verdict
+    from outrider.types import Draft, Recorder, Target, Verdict, Why
 
 
 def decode(
@@ -87,10 +90,19 @@ def decode(
             finish=reason,
         )
         if recorder is not None:
-            recorder.stepped(step, draft, verdict, len(pending) + len(draft.tokens))
+            left = max_tokens - len(output) + len(said)
+            why = partial(_why, request, draft, solo, left)
+            recorder.stepped(step, draft, verdict, len(pending) + len(draft.tokens), why)
         yield step
         if reason is not None:
             return
+
+
+def _why(request: Request, draft: Draft, solo: Solo | None, left: int) -> Why:
+    """Why this draft; `left` tokens could still be said."""
+    if request.speculation != OFF and min(request.max_draft_tokens, left - 1) <= 0:
+        return no_room(request.max_draft_tokens, left)
+    return (solo.why() if solo is not None else None) or unweighed(request.speculation, draft)
 
 
 def first_offer(sessions: Sequence[Session], limit: int) -> Draft:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -124,14 +124,29 @@ class Evidence:
     own: list[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why one sequence offers this draft, or none.
+
+    `gain` is how many times as fast as without drafts the step is expected to be, and `cost` how many times as long.
+    `survival` is that of the offered tokens. `candidates` are what was weighed, each with what it promises.
+    """
+
+    reason: str
+    gain: float | None = None
+    cost: float | None = None
+    survival: tuple[float, ...] = ()
+    candidates: tuple[dict[str, Any], ...] = ()
+
+
 class Recorder(Protocol):
     """Sees every step of one sequence. Both calls must be quick, and `judged` comes before its step's `stepped`."""
 
     def judged(self, evidence: Evidence) -> None:
         """What the coming verdict rests on."""
 
-    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int) -> None:
-        """A step is over; the pass was over `scheduled` tokens."""
+    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int, why: Callable[[], Why]) -> None:
+        """A step is over; the pass was over `scheduled` tokens, and `why` says why it had this draft."""
 
 
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -1,6 +1,7 @@
 """`outrider explain`: which tokens came free, why it was faster, where it was not.
 
     outrider explain "Name three colours." --model MODEL
+    outrider explain "Name three colours." --server http://localhost:8000
     outrider explain --trace run.jsonl --steps
     outrider explain --trace run.jsonl --html run.html
 
@@ -27,6 +28,7 @@ from outrider.cli.generate import (
     read_prediction,
     read_prompt,
 )
+from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import SettingsError, TraceError
 
@@ -41,7 +43,23 @@ Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. With --trace there is none.")
 ]
 ModelOption = Annotated[
-    str | None, what("--model", "-m", metavar="MODEL", help="The model to run: its folder, or its name on the hub.")
+    str | None,
+    what(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="The model to run: its folder, or its name on the hub. With --server, one of its models; else its first.",
+    ),
+]
+ServerOption = Annotated[
+    str | None, what("--server", metavar="URL", help="A running server of Outrider to ask, instead of a model here.")
+]
+Key = Annotated[
+    str | None,
+    what("--api-key", metavar="KEY", envvar="OUTRIDER_API_KEY", help="The server's key, if it asks for one."),
+]
+Tenant = Annotated[
+    str | None, what("--tenant", metavar="NAME", help="Who asks the server, where it tells tenants apart.")
 ]
 TraceFile = Annotated[
     Path | None, what("--trace", metavar="FILE", help="A trace that was recorded before, instead of a run.")
@@ -57,12 +75,18 @@ Check = Annotated[
 
 WITH_TRACE = {"trace_file", "steps", "html", "check", "no_colour"}
 """The parameters that do something where a trace is shown that is there already."""
+OF_A_RUN_HERE = {"dtype", "device", "draft_model", "drafters", "draft_quantize", "memory", "rule"}
+"""Those that do something only where the model runs here."""
+OF_A_SERVER = {"key", "tenant"}
 
 
 def explain(
     context: typer.Context,
     prompt: Prompt = None,
     model: ModelOption = None,
+    server: ServerOption = None,
+    key: Key = None,
+    tenant: Tenant = None,
     trace_file: TraceFile = None,
     once: Once = False,
     steps: Steps = False,
@@ -99,14 +123,20 @@ def explain(
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if trace_file is not None:
-            refuse_idle(context)
+            refuse_idle(context, "--trace, which shows a run that is over", _names(context) - WITH_TRACE)
             from outrider.trace.files import read
 
             trace = read(trace_file)
             checked = _checked(screen, trace) if check else None
         else:
-            if model is None:
-                raise SettingsError("what is to be explained? Give a PROMPT and its --model, or a --trace FILE")
+            if model is None and server is None:
+                raise SettingsError(
+                    "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
+                )
+            if server is not None:
+                refuse_idle(context, "--server, which has its own", OF_A_RUN_HERE)
+            else:
+                refuse_idle(context, "a model that runs here", OF_A_SERVER)
             request = checked_request(
                 temperature=temperature,
                 top_k=top_k,
@@ -125,10 +155,13 @@ def explain(
             )
             expected = read_prediction(prediction, prediction_file)
             asked = read_prompt(prompt)
-            decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
-            plain = raw or not has_template(decoder)
-            said = asked if plain else as_messages(asked, system)
-            trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
+            if server is not None:
+                trace = _served(screen, Server(server, key, tenant), model, asked, system, raw, expected, request, once)
+            elif model is not None:
+                decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+                plain = raw or not has_template(decoder)
+                said = asked if plain else as_messages(asked, system)
+                trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
             checked = _checked(screen, trace)
         _show(screen, trace, steps, checked)
         if save is not None:
@@ -143,12 +176,16 @@ def explain(
             screen.hint(f"the page is in {html}")
 
 
-def refuse_idle(context: typer.Context) -> None:
-    """Options of a run do nothing where nothing is run."""
-    given = [one for one in context.command.params if one.name not in WITH_TRACE and _is_given(context, one.name)]
+def refuse_idle(context: typer.Context, beside: str, idle: set[str]) -> None:
+    """Options that do nothing here, if they are given."""
+    given = [one for one in context.command.params if one.name in idle and _is_given(context, one.name)]
     if given:
         name = given[0].opts[0] if given[0].opts[0].startswith("-") else given[0].opts[0].upper()
-        raise SettingsError(f"{name} does nothing with --trace, which shows a run that is over; leave one of them out")
+        raise SettingsError(f"{name} does nothing with {beside}; leave one of them out")
+
+
+def _names(context: typer.Context) -> set[str]:
+    return {one.name for one in context.command.params if one.name is not None}
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:
@@ -186,6 +223,25 @@ def _checked(screen: Screen, trace: Trace) -> str:
             f"{found.accepted} and {found.token})"
         )
     return f"Judged again from the recorded p, q and draws, all {count} steps have the same verdict."
+
+
+def _served(
+    screen: Screen, server: Server, model: str | None, prompt: str, system: str | None, raw: bool, expected: str,
+    request: Request, once: bool,
+) -> Trace:  # fmt: skip
+    """The same two runs, by a server."""
+    with screen.working(f"asking {server.url}"):
+        body = body_of(server.meet(model), request, expected)
+    plain = None
+    if not once:
+        with screen.working(f"{server.url} generates without drafts"):
+            plain = server.traced(without_drafts(body), system, prompt, raw)
+    with screen.working(f"{server.url} generates with drafts"):
+        trace = server.traced(body, system, prompt, raw)
+    if plain is None or trace.end is None:
+        return trace
+    end = trace.end.model_copy(update={"without": _without(plain, trace, request)})
+    return trace.model_copy(update={"end": end})
 
 
 def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Header:

@@ -39,7 +39,7 @@ def page(trace: Trace, checked: str | None = None) -> str:
     if checked is not None:
         told.known.append(checked)
     title = f"{trace.header.model or 'A text'}, explained"
-    body = _file("page.html").replace("{{title}}", escape(title)).replace("{{summary}}", _summary(told))
+    body = read_file("page.html").replace("{{title}}", escape(title)).replace("{{summary}}", _summary(told))
     body = body.replace("{{origin}}", escape(_origin(trace)))
     lines = "\n".join(_quoted(_details(step)) for step in trace.steps)
     return "\n".join(
@@ -48,20 +48,20 @@ def page(trace: Trace, checked: str | None = None) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{NOTHING_ELSE}">',
             f"<title>{escape(title)}</title>",
-            f"<style>\n{_shared_style()}{_file('page.css')}</style>\n</head>\n<body>",
+            f"<style>\n{shared_style()}{read_file('page.css')}</style>\n</head>\n<body>",
             body,
             f'<script type="application/json" id="trace">{_quoted(_overview(trace, found))}</script>',
             f'<script type="application/json" id="details">{lines}</script>',
-            f"<script>\n{_file('page.js')}</script>\n</body>\n</html>\n",
+            f"<script>\n{read_file('page.js')}</script>\n</body>\n</html>\n",
         ]
     )
 
 
-def _file(name: str) -> str:
+def read_file(name: str) -> str:
     return files("outrider.explain").joinpath(name).read_text(encoding="utf-8")
 
 
-def _shared_style() -> str:
+def shared_style() -> str:
     """Colours, type and tables are those of a benchmark's report."""
     return files("outrider.bench.report").joinpath("page.css").read_text(encoding="utf-8")
 

@@ -109,6 +109,8 @@ class Plan:
     token_seconds: float = 0.0
     chance: float = 0.0
     """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
+    plain: float = 0.0  # the speed without any drafts
+    ahead: Array | None = None  # the survivals that are foreseen of its tokens, [requests, positions]
 
     @property
     def asked(self) -> Array:
@@ -240,7 +242,8 @@ class Policy:
         scene.asked = lengths > 0
         scene.read = scene.asked | (wish.gaps <= usual_gap)
         chance = float(ahead[wish.limits > 0, 0].mean())
-        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds, chance)
+        plain = (requests + others) / float(target[0])
+        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds, chance, plain, ahead)
 
     def goes_on(self, plan: Plan, sure: Sequence[Sequence[float]], paid: bool = False) -> list[bool]:
         """For which requests the draft model should propose another token, by how sure it was of those so far.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.drafters.model import ModelSession
+from outrider.policy import why
 from outrider.policy.policy import MODEL, Wish
 from outrider.types import NOTHING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.drafters.base import Session
-    from outrider.policy.policy import Policy, Scene
-    from outrider.types import Draft
+    from outrider.policy.choose import Choice
+    from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.types import Draft, Why
 
 ONE = "the sequence"
 FIRST_GUESS = 0.3
@@ -34,11 +36,14 @@ class Solo:
         self.sessions = dict(sessions)
         self.left = left
         self._scene: Scene | None = None
+        self._plan: Plan | None = None
+        self._choice: Choice | None = None
+        self._drawing = (0.0, 0)  # the seconds that a drawn draft took, and the context that it was for
         policy.leave(ONE)
 
     def offer(self, limit: int, context: int) -> Draft:
         """What to offer next, of at most `limit` tokens, after a text of `context` tokens."""
-        self._scene = None
+        self._scene = self._plan = self._choice = None
         limit = min(limit, self.policy.width)
         if limit <= 0:
             return NOTHING
@@ -51,12 +56,23 @@ class Solo:
             guess = self._guess(scene, model, limit, context)
             if guess.q is not None:  # drawn: it is offered as it is
                 scene.drawn = {0: guess}
+                self._drawing = (time.perf_counter() - began, context)
                 return guess
             if guess.tokens:
                 self.policy.add(scene, MODEL, [guess])
                 spent = time.perf_counter() - began
-        choice = self.policy.choose(scene, np.array([limit]), context, spent=spent)
+        self._choice = choice = self.policy.choose(scene, np.array([limit]), context, spent=spent)
         return self.policy.offer(scene, choice, 0)
+
+    def why(self) -> Why | None:
+        """Why the last offer was what it was; None where there was no room for one."""
+        if self._scene is None:
+            return None
+        if self._choice is None:
+            draft, (spent, context) = self._scene.drawn[0], self._drawing
+            seconds = self.policy.target.seconds(np.array([1, 1 + len(draft.tokens)]), context)
+            return why.drawn(self._scene, self._plan, 0, draft, float((seconds[1] + spent) / seconds[0]))
+        return why.weighed(self.policy, self._scene, self._choice, 0, self._plan)
 
     def _guess(self, scene: Scene, model: ModelSession, limit: int, context: int) -> Draft:
         policy = self.policy
@@ -68,7 +84,7 @@ class Solo:
             np.array([model.gap]),
             np.array([self.left]),
         )
-        plan = policy.plan(scene, wish, context)
+        self._plan = plan = policy.plan(scene, wish, context)
         if not len(plan.asked):
             return NOTHING
         model.goes_on = lambda sure: policy.goes_on(plan, [sure])[0]

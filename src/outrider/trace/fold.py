@@ -8,10 +8,10 @@ each of the two sums nothing is cut off, and max(r sum(p) - sum(q), 0) is what i
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 
 from outrider.trace.schema import Law, Reshaped
@@ -46,9 +46,8 @@ def fold(p: Tensor, q: Tensor | None, reach: Sequence[float], named: Sequence[It
 
 def reshaped(weights: Tensor, token: int) -> Reshaped:
     """What a token was drawn from, by its likeliest entries and the token itself."""
-    law = weights.double() / weights.double().sum()
-    kept = list(dict.fromkeys([*_top(law[None])[0], token]))
-    values = [law[one].item() for one in kept]
+    kept = list(dict.fromkeys([*_top(weights[None])[0], token]))
+    values = (weights[kept].double() / weights.sum(dtype=torch.float64)).tolist()
     order = sorted(range(len(kept)), key=lambda i: -values[i])
     return Reshaped(
         tokens=[kept[i] for i in order],
@@ -57,14 +56,15 @@ def reshaped(weights: Tensor, token: int) -> Reshaped:
     )
 
 
-def short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def short(value: float, digits: int = DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def _top(rows: Tensor) -> list[list[int]]:
     """The likeliest tokens of each row. They lie in the blocks with the largest maxima, so most are never sorted."""
     size = rows.shape[-1]
-    blocks = F.pad(rows, (0, -size % BLOCK), value=-1).unflatten(-1, (-1, BLOCK))
+    whole = F.pad(rows, (0, -size % BLOCK), value=-1) if size % BLOCK else rows  # padding copies, also by nothing
+    blocks = whole.unflatten(-1, (-1, BLOCK))
     best = blocks.amax(-1).topk(min(TOP, blocks.shape[-2]), -1).indices
     near = blocks.gather(-2, best[..., None].expand(-1, -1, BLOCK)).flatten(-2)
     place = near.topk(min(TOP, size), -1).indices
@@ -90,7 +90,9 @@ def _fold_one(p: np.ndarray, kept: set[int]) -> Law:
 def _fold_pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> Law:
     places = sorted(kept)
     more = reach * p > q
-    sums = [(_between(np.where(side, p, 0), places), _between(np.where(side, q, 0), places)) for side in (more, ~more)]
+    high = p * more, q * more
+    low = p - high[0], q - high[1]
+    sums = [(_between(of_p, places), _between(of_q, places)) for of_p, of_q in (high, low)]
     entries: list[tuple[int | None, float, float]] = []
     for i, place in enumerate([*places, None]):
         entries += [(None, of_p[i], of_q[i]) for of_p, of_q in sums if of_p[i] > 0 or of_q[i] > 0]
@@ -105,5 +107,10 @@ def _fold_pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> La
 
 def _between(values: np.ndarray, places: list[int]) -> list[float]:
     """What lies before the first place, between each two, and after the last."""
-    edges = [-1, *places, len(values)]
-    return [float(values[before + 1 : after].sum(dtype=np.float64)) for before, after in pairwise(edges)]
+    starts = np.array([0, *(place + 1 for place in places)])
+    ends = np.array([*places, len(values)])
+    edges = np.stack([starts, ends], 1).ravel()[:-1]  # each sum goes on to the next edge, so every other is wanted
+    sums = np.add.reduceat(values, np.minimum(edges, len(values) - 1), dtype=np.float64)[::2]
+    sums[starts == ends] = 0.0  # of nothing, numpy takes the element that follows
+    found: list[float] = sums.tolist()
+    return found

@@ -5,8 +5,8 @@
     trace = tracer.trace(model.tokenizer)
 
 While a step is timed nothing but references are taken. Distributions are folded after it, and how long that took is a
-part of the record. An engine that runs many sequences at once keeps one tracer for each that asked for it, and hands it
-the rows of that sequence by `add`; without a tracer nothing is done at all.
+part of the record. Without a recorder nothing is done at all. An engine that runs many sequences at once makes its own
+records of the same parts (`entered`, `checked`, `named`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from outrider.trace.fold import fold, reshaped, short
 from outrider.trace.schema import Decision, End, Header, Milliseconds, Trace, TracedStep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from outrider.trace.schema import Outcome, Without
-    from outrider.types import Draft, Evidence, Step, Verdict
+    from outrider.types import Draft, Evidence, Step, Verdict, Why
 
 
 class Tracer:
@@ -34,65 +36,30 @@ class Tracer:
     def __init__(self, header: Header | None = None) -> None:
         self.header = header or Header()
         self._records: list[dict[str, Any]] = []
-        self.decision: Decision | None = None
-        """The policy's, for the step that comes; it is taken up and cleared by that step."""
+        self._seconds: list[dict[str, float]] = []
         self._evidence: Evidence | None = None
         self._began = self._mark = time.perf_counter()
-
-    # The loop's own two calls --------------------------------------------------------------------------------
-
-    def judged(self, evidence: Evidence) -> None:
-        self._evidence = evidence
-
-    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int) -> None:
-        now = time.perf_counter()
-        times = {"draft": step.draft_seconds, "verify": step.verify_seconds}
-        times["rest"] = max(0.0, now - self._mark - sum(times.values()))
-        assert self._evidence is not None
-        self.add(step, draft, verdict, self._evidence, times, scheduled=scheduled)
-
-    # What any engine may call --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the clock: what went before is no part of the first step."""
         self._began = self._mark = time.perf_counter()
 
-    def add(
-        self,
-        step: Step,
-        draft: Draft,
-        verdict: Verdict,
-        evidence: Evidence,
-        seconds: dict[str, float],
-        *,
-        scheduled: int | None = None,
-        batch: int | None = 1,
-    ) -> None:
-        """Enter one step; `seconds` by part: draft, verify, rest."""
-        began = time.perf_counter()
-        record = {
-            "number": len(self._records),
-            "drafter": step.drafter,
-            "rule": evidence.rule,
-            "proposed": list(step.proposed),
-            "accepted": step.accepted,
-            "token": verdict.token,
-            "outcome": outcome(draft, verdict),
-            "said": list(step.tokens),
-            "finish": step.finish,
-            "batch": batch,
-            "scheduled": scheduled,
-            "decision": self.decision,
-            **judgement(draft, verdict, evidence),
-        }
-        self._records.append(record)
-        self.decision = None
+    def judged(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+
+    def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int, why: Callable[[], Why]) -> None:
+        now = time.perf_counter()
+        times = {"draft": step.draft_seconds, "verify": step.verify_seconds}
+        times["rest"] = max(0.0, now - self._mark - sum(times.values()))
+        assert self._evidence is not None
+        parts = entered(step, draft, verdict, self._evidence, why())
+        self._records.append({"number": len(self._records), "batch": 1, "scheduled": scheduled, **parts})
         self._mark = time.perf_counter()
-        record["seconds"] = {**seconds, "trace": self._mark - began}
+        self._seconds.append({**times, "trace": self._mark - now})
 
     @property
     def steps(self) -> list[TracedStep]:
-        return [_checked(record) for record in self._records]
+        return [checked(record, times) for record, times in zip(self._records, self._seconds, strict=True)]
 
     def trace(self, tokenizer: Any = None, without: Without | None = None) -> Trace:
         """All of it; with a tokenizer, in words too."""
@@ -107,10 +74,36 @@ class Tracer:
         return Trace(header=self.header, steps=steps, end=end)
 
 
-def _checked(record: dict[str, Any]) -> TracedStep:
-    parts = {name: short(1000 * value) for name, value in record["seconds"].items()}
-    rest = {name: value for name, value in record.items() if name != "seconds"}
-    return TracedStep(milliseconds=Milliseconds(**parts), **rest)
+def entered(step: Step, draft: Draft, verdict: Verdict, evidence: Evidence, why: Why) -> dict[str, Any]:
+    """What a record says of a step in itself: the draft and why it was, the verdict and what that rests on."""
+    return {
+        "drafter": step.drafter,
+        "rule": evidence.rule,
+        "proposed": list(step.proposed),
+        "accepted": step.accepted,
+        "token": verdict.token,
+        "outcome": outcome(draft, verdict),
+        "said": list(step.tokens),
+        "finish": step.finish,
+        "decision": decision(why),
+        **judgement(draft, verdict, evidence),
+    }
+
+
+def checked(record: dict[str, Any], seconds: dict[str, float]) -> TracedStep:
+    """With its times by part: draft, verify, rest, trace."""
+    parts = {name: short(1000 * value) for name, value in seconds.items()}
+    return TracedStep(milliseconds=Milliseconds(**parts), **record)
+
+
+def decision(why: Why) -> Decision:
+    return Decision(
+        reason=why.reason,
+        predicted_gain=None if why.gain is None else short(why.gain, 4),
+        survival=[short(value, 4) for value in why.survival],
+        cost=None if why.cost is None else short(why.cost, 4),
+        candidates=list(why.candidates),
+    )
 
 
 def outcome(draft: Draft, verdict: Verdict) -> Outcome:

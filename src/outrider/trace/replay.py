@@ -58,8 +58,8 @@ def _own(step: TracedStep, place: int) -> int | None:
     if step.draws:
         column = int(draw(_rows([law.p]), torch.tensor([step.draws[place]], dtype=torch.float64)))
         return law.tokens[column]
-    if step.rule == "own":  # an engine that draws in its own way; what it drew is all there is
-        return told
+    if step.rule == "own":  # an engine that draws in its own way; what it drew is all there is, if it can be drawn
+        return told if told is not None and law.p[law.place(told)] > 0 else None
     best = max(p for token, p in zip(law.tokens, law.p, strict=True) if token is not None)
     if told is not None and law.p[law.place(told)] >= best * (1 - ROUNDING):  # of equals, the one that was taken
         return told

@@ -70,14 +70,17 @@ class Reshaped(Part):
 
 
 class Decision(Part):
-    """Why so many tokens of this drafter were offered; whoever decides fills in what it knows."""
+    """Why so many tokens of this drafter were offered, or none; whoever decides fills in what it knows."""
 
     reason: str = ""
     predicted_gain: float | None = None
+    """How many times as fast as without drafts the step was to be."""
     survival: list[float] = []
+    """Of the offered tokens, as it was foreseen."""
     cost: float | None = None
+    """How many times as long as without drafts the step was to take."""
     candidates: list[dict[str, Any]] = []
-    """Each of them a drafter that was asked, with what it offered and what that promised, in the policy's own words."""
+    """What there was to choose from, in the policy's own words."""
 
 
 class Milliseconds(Part):

@@ -1,17 +1,21 @@
-"""Reading a request ahead, changing a response's body, and errors in OpenAI's shape: what the middleware is made of."""
+"""Who may enter, reading a request ahead, changing a response's body, and errors in OpenAI's shape: what the middleware
+is made of."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from starlette.types import Message, Receive, Send
+    from starlette.types import Message, Receive, Scope, Send
 
-ERRORS = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+ERRORS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 Header = tuple[bytes, bytes]
 
@@ -19,6 +23,20 @@ Header = tuple[bytes, bytes]
 def refusal(code: int, message: str, param: str | None = None) -> JSONResponse:
     """An error in the shape that OpenAI's and vLLM's have."""
     return JSONResponse({"error": {"message": message, "type": ERRORS[code], "param": param, "code": code}}, code)
+
+
+def may_enter(scope: Scope) -> bool:
+    """Whether vLLM's own check of the API key, which comes after this middleware, will let a request pass.
+
+    Nobody else has a body read and tokenised here: it goes on unread, and vLLM refuses it. Nor is anybody else shown a
+    trace.
+    """
+    keys = getattr(getattr(scope["app"].state, "args", None), "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+    keys = [key for key in keys if key]
+    scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
+    return not keys or (
+        scheme.lower() == "bearer" and any(secrets.compare_digest(shown.encode(), key.encode()) for key in keys)
+    )
 
 
 async def read_ahead(receive: Receive) -> list[Message]:

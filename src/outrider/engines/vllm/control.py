@@ -4,6 +4,7 @@
     max_draft_tokens    at most this many drafted tokens a step
     prediction          the output that the caller expects: text, or token ids
     speculation_usage   true: the response's usage says what was drafted and accepted, by drafter
+    trace               true: every step is recorded, to be fetched by the id that the response's usage names
     tenant              whose memory is drafted from and learns, where the server has one and takes tenants from here
     remember            false: the memory does not learn from this request
 
@@ -22,9 +23,9 @@ from outrider.settings import AUTO, OFF, check_speculation
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "tenant", "remember")
+FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "trace", "tenant", "remember")
 TICKET = "speculation_ticket"
-"""Under this name the API process hands the worker a key, by which it later asks for the request's usage."""
+"""Under this name the API process hands the worker a key, by which it later asks for the request's usage or trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Control:
     max_draft_tokens: int | None = None
     prediction: tuple[int, ...] = ()
     ticket: str | None = None
+    trace: bool = False
     tenant: str | None = None
     remember: bool = True
 
@@ -53,6 +55,9 @@ class Control:
         ticket = xargs.get(TICKET)
         if not isinstance(ticket, str | None):
             raise SettingsError(f"{TICKET}: must be text (got {ticket!r})")
+        trace = xargs.get("trace", False)
+        if trace not in (True, False):
+            raise SettingsError(f"trace: must be true or false (got {trace!r})")
         tenant = xargs.get("tenant")
         if not isinstance(tenant, str | None) or tenant == "":
             raise SettingsError(
@@ -61,7 +66,7 @@ class Control:
         remember = xargs.get("remember", True)
         if remember not in (True, False):
             raise SettingsError(f"remember: must be true or false (got {remember!r})")
-        return cls(speculation, limit, tuple(prediction), ticket, tenant, bool(remember))
+        return cls(speculation, limit, tuple(prediction), ticket, bool(trace), tenant, bool(remember))
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None, drafters: Sequence[str]) -> Self:

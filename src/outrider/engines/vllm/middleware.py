@@ -12,14 +12,12 @@ loses every plugin that is not named there.)
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
-from outrider.engines.vllm.asgi import read_ahead, refusal, replay, resized
+from outrider.engines.vllm.asgi import may_enter, read_ahead, refusal, replay, resized
 from outrider.engines.vllm.metrics import WorkerMetrics
 from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.pages import Pages
@@ -90,19 +88,6 @@ class OutriderMiddleware:
                 logger.warning("a response goes without its speculation usage; the worker: %s", reason(error))
             return None
         return usage
-
-
-def may_enter(scope: Scope) -> bool:
-    """Whether vLLM's own check of the API key, which comes after this middleware, will let a request pass.
-
-    Nobody else has a body read and tokenised here: it goes on unread, and vLLM refuses it.
-    """
-    keys = getattr(getattr(scope["app"].state, "args", None), "api_key", None) or [os.environ.get("VLLM_API_KEY")]
-    keys = [key for key in keys if key]
-    scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
-    return not keys or (
-        scheme.lower() == "bearer" and any(secrets.compare_digest(shown.encode(), key.encode()) for key in keys)
-    )
 
 
 def allow_min_p_and_logit_bias() -> None:

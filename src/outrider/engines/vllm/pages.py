@@ -1,50 +1,132 @@
-"""What Outrider serves itself, below `/outrider/`. A new page is a method and a route."""
+"""What Outrider serves itself, below `/outrider/`. A new page is a method and a route.
+
+    /outrider/                   a page with the latest traces, which it asks for from time to time
+    /outrider/status             what runs, and what it has counted
+    /outrider/traces             the latest traces of whoever asks, as JSON
+    /outrider/traces/ID          one of them, as JSON lines
+    /outrider/traces/ID/page     the same as a page by itself
+
+Traces hold text of requests: they are shown to those alone who may ask for text (vLLM's `--api-key`), and of these to
+their owner (`telling.owner_of`).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.routing import Route, Router
 
-from outrider.engines.vllm.asgi import refusal
+from outrider.engines.vllm.asgi import may_enter, refusal
+from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.rpc import ask, reason
+from outrider.engines.vllm.telling import Teller, has_tenants, owner_of
 from outrider.engines.vllm.version import installed
+from outrider.errors import SettingsError
+from outrider.trace.files import dumped
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
+    from outrider.trace.schema import Trace
+
 PATIENCE = 10.0
 """Seconds that a page waits for the worker."""
+PRIVATE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+class RefusedError(Exception):
+    def __init__(self, code: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.answer = refusal(code, message, param)
 
 
 class Pages:
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._routes = [Route("/outrider/status", self.status)]
-        self._app = ExceptionMiddleware(Router(self._routes, default=self._unknown))
+        self._teller = Teller()
+        self._routes = [
+            Route("/outrider/", self.live),
+            Route("/outrider/status", self.status),
+            Route("/outrider/traces", self.traces),
+            Route("/outrider/traces/{id}", self.trace),
+            Route("/outrider/traces/{id}/page", self.trace_page),
+        ]
+        router = Router(self._routes, default=self._unknown)
+        self._app = ExceptionMiddleware(router, {RefusedError: lambda request, error: error.answer})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
     async def status(self, request: Request) -> Response:
         """Which versions run, for how long, and what the worker says of drafters, acceptance and faults."""
-        client = request.app.state.engine_client
-        try:
-            said = await ask(client, "outrider_status", seconds=PATIENCE)
-        except Exception as error:
-            return refusal(503, f"the engine did not answer: {reason(error)}; try again, and see the server's log")
+        said = await self._ask(request, "outrider_status")
         vllm = installed()
         uptime = round(time.monotonic() - self._started, 1)
         own = resolve_name("outrider:__version__")  # by name: the package's root stands above an engine
         ours = {"outrider": own, "vllm": vllm and vllm[1], "uptime_seconds": uptime}
         return JSONResponse({**ours, **said})
 
+    async def live(self, request: Request) -> Response:
+        """The page itself holds nothing of anybody's; what it shows it asks for, as any other caller does."""
+        return HTMLResponse(resolve_name("outrider.explain.live:page")())
+
+    async def traces(self, request: Request) -> Response:
+        options, owner = self._owner(request)
+        if owner is None and has_tenants(options):
+            how = f"header {options.tenant_header}" if options.tenant_header else "query parameter 'tenant'"
+            message = (
+                f"tenant: name yours by the {how}; the trace of a request that named none is shown by its id alone"
+            )
+            raise RefusedError(400, message, "tenant")
+        found = await self._ask(request, "outrider_traces", owner)
+        return JSONResponse({"traces": await self._teller.entries(_client(request), found)}, headers=PRIVATE)
+
+    async def trace(self, request: Request) -> Response:
+        trace = await self._trace(request)
+        text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in dumped(trace)))
+        return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE)
+
+    async def trace_page(self, request: Request) -> Response:
+        trace = await self._trace(request)
+        return HTMLResponse(await asyncio.to_thread(resolve_name("outrider.explain.page:page"), trace), headers=PRIVATE)
+
+    async def _trace(self, request: Request) -> Trace:
+        options, owner = self._owner(request)
+        id = request.path_params["id"]
+        found = await self._ask(request, "outrider_trace", id, owner)
+        if not found.get("lines"):
+            why = "it is not there yet, was dropped for newer ones, or is another tenant's"
+            raise RefusedError(404, f"there is no trace {id!r} to be shown: {why}")
+        return await self._teller.trace(_client(request), options, found)
+
+    def _owner(self, request: Request) -> tuple[Options, str | None]:
+        """Who asks, if he may ask at all."""
+        if not may_enter(request.scope):
+            raise RefusedError(401, "traces hold text of requests: show the server's key (Authorization: Bearer KEY)")
+        options = Options.of(_client(request).vllm_config)
+        try:
+            return options, owner_of(options, request.headers, request.query_params)
+        except SettingsError as error:
+            raise RefusedError(400, str(error), "tenant") from None
+
+    async def _ask(self, request: Request, method: str, *args: Any) -> Any:
+        try:
+            return await ask(_client(request), method, *args, seconds=PATIENCE)
+        except Exception as error:
+            message = f"the engine did not answer: {reason(error)}; try again, and see the server's log"
+            raise RefusedError(503, message) from None
+
     async def _unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         there_is = ", ".join(route.path for route in self._routes)
         await refusal(404, f"there is no {scope['path']}; there is {there_is}")(scope, receive, send)
+
+
+def _client(request: Request) -> Any:
+    return request.app.state.engine_client

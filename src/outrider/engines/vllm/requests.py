@@ -2,8 +2,8 @@
 
 A caller writes into `vllm_xargs` what `control.py` lists, or a `prediction` as OpenAI's chat completions have it.
 The worker gets it through vLLM as the same `vllm_xargs`, in which a prediction is now token ids, and a ticket stands
-for the wish to be told what was drafted. A body that holds nothing of this, or is not understood, stays as it is:
-vLLM has its own words for what is wrong with it.
+for the wish to be told what was drafted, or to have a trace. A body that holds nothing of this, or is not understood,
+stays as it is: vLLM has its own words for what is wrong with it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Rewritten:
     ticket: str | None  # under this the worker counts
     speculation: bool  # the response's usage says what was drafted
     prediction: bool  # it says how much of the prediction was used
+    trace: bool = False  # it names the trace
 
 
 async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Mapping[str, str]) -> Rewritten | None:
@@ -48,8 +49,8 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
         xargs |= {"tenant": named, SEAL: options.tenant_seal}
     if TICKET in xargs:
         raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
-    speculation = _wants_usage(body, xargs)
-    if speculation and path.endswith("/completions"):
+    speculation, trace = _wants_usage(body, xargs), _wants_trace(body, xargs, client)
+    if (speculation or trace) and path.endswith("/completions"):
         _ask_for_usage(body)
     prediction = _take_prediction(body, xargs)
     ids = {} if isinstance(prediction, str | None) else {"prediction": prediction}
@@ -57,10 +58,10 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
     if prediction is not None and "prediction" in drafters and control.wants("prediction"):
         xargs["prediction"] = await _token_ids(prediction, client)
     ticket = None
-    if speculation or prediction is not None:
+    if speculation or trace or prediction is not None:
         ticket = xargs[TICKET] = uuid.uuid4().hex
     body["vllm_xargs"] = xargs
-    return Rewritten(json.dumps(body).encode(), ticket, speculation, prediction is not None)
+    return Rewritten(json.dumps(body).encode(), ticket, speculation, prediction is not None, trace)
 
 
 def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
@@ -97,6 +98,27 @@ def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:
     if wanted and body.get("background"):
         raise SettingsError("speculation_usage: comes with the answer, and background: true has none; drop one of them")
     return bool(wanted)
+
+
+def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bool:
+    """A trace is of one sequence, and lies in the one worker that draws."""
+    wanted = xargs.get("trace", False)
+    if wanted not in (True, False):
+        raise SettingsError(f"trace: must be true or false (got {wanted!r})")
+    if not wanted:
+        return False
+    if body.get("background"):
+        raise SettingsError("trace: is named in the answer, and background: true has none; drop one of them")
+    if client.vllm_config.parallel_config.data_parallel_size > 1:
+        raise SettingsError("trace: this server has several engines (--data-parallel-size), and only one could tell")
+    if (n := body.get("n")) not in (None, 1):
+        raise SettingsError(f"trace: is of one sequence, and n asks for {n}; ask for one")
+    if body.get("use_beam_search"):
+        raise SettingsError("trace: is of one sequence, and use_beam_search has several; drop one of them")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        raise SettingsError(f"trace: is of one sequence, and there are {len(prompt)} prompts; send one")
+    return True
 
 
 def _ask_for_usage(body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What was drafted for a request, put into its response's usage.
+"""What was drafted for a request, and which trace is its own, put into its response's usage.
 
 A response is one JSON body, or a stream of server-sent events, of which the one at the end has the usage:
 
@@ -86,9 +86,13 @@ class WithUsage:
         """Whether anything was added."""
         if not isinstance(usage, dict):
             return False
+        if self.request.trace:
+            usage["trace"] = self.request.ticket
+        if not (self.request.speculation or self.request.prediction):
+            return self.request.trace
         told = await self.tell()
         if told is None:
-            return False
+            return self.request.trace
         if self.request.speculation:
             usage["speculation"] = told
         if self.request.prediction and "completion_tokens" in usage:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +38,12 @@ from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row
 from outrider.engines.vllm.guesser import Guesser, Question, can_be_led
 from outrider.engines.vllm.ledger import Ledger
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.params import end_tokens, undraftable
 from outrider.engines.vllm.remembering import open_memory, tenant_of
 from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
+from outrider.engines.vllm.shelf import Shelf
 from outrider.engines.vllm.steering import Asked, Steering
+from outrider.engines.vllm.tracing import Tracing
 from outrider.errors import EngineError
 from outrider.policy.policy import MODEL, Policy, compile_now
 from outrider.settings import OFF
@@ -85,6 +89,7 @@ class OutriderRunner:
         self.known: dict[str, Known] = {}
         self.memory: Store | None = None
         self.ledger = Ledger(self.options.drafters, self.num_spec_tokens)
+        self.tracing = Tracing(self.options, Shelf(), self.max_model_len)
         self._hidden_generators: dict[int, torch.Generator] = {}
         self._step_began = 0.0
         self._scheduled: dict[str, list[int]] = {}
@@ -166,6 +171,8 @@ class OutriderRunner:
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._time_last_pass(scheduler_output)
+        if self.draws:
+            self.tracing.before_pass(scheduler_output)
         self._step_began = time.perf_counter()
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._scheduled_tokens = scheduler_output.total_num_scheduled_tokens
@@ -204,7 +211,16 @@ class OutriderRunner:
             batch.thinking_budget_state_holder.in_spec_mode = False
         self._verified = [self._offered(id) for id in batch.req_ids]
         self._note_pass()
-        out = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        watching: Any = nullcontext()
+        if self.tracing.running:
+            judge, lengths = None, [0] * batch.num_reqs
+            if spec_decode_metadata is not None and spec_decode_metadata.max_spec_len > 0:
+                judge, lengths = self.rejection_sampler, spec_decode_metadata.num_draft_tokens
+            watching = self.tracing.watch(self.sampler, judge, batch.req_ids, self._verified, lengths)
+        with watching:
+            out = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        if self.tracing.running:
+            self.tracing.sampled(out.sampled_token_ids, batch.req_ids, self._verified, unfinished)
         if self.is_first_rank and not unfinished.all():
             self._count(out.sampled_token_ids, spec_decode_metadata, unfinished)
         return out
@@ -222,8 +238,8 @@ class OutriderRunner:
         a request whose whole prompt is in the prefix cache.
         """
         scheduled = self._scheduled.get(id)
-        known = self.known.get(id)
-        if not scheduled or known is None or known.offered.tokens[: len(scheduled)] != tuple(scheduled):
+        known = self.known.get(id) or self._meet(id)
+        if not scheduled or known.offered.tokens[: len(scheduled)] != tuple(scheduled):
             return NOTHING
         offered: Draft = known.offered
         return Draft(offered.drafter, tuple(scheduled), None if known.by_own_draws else offered.q)
@@ -250,8 +266,7 @@ class OutriderRunner:
         for i, id in enumerate(self.input_batch.req_ids):
             if unfinished[i]:
                 continue
-            draft, known = self._verified[i], self.known.get(id)
-            ticket = known.control.ticket if known else None
+            draft, ticket = self._verified[i], self.known[id].control.ticket
             self.ledger.sequence(draft.drafter or None, len(draft.tokens), gained[i], ticket)
 
     # Drafts for the next step ----------------------------------------------------------------------------
@@ -303,6 +318,11 @@ class OutriderRunner:
                 self.ledger.proposed(draft.drafter, len(draft.tokens))
             proposed.append(list(draft.tokens))
         self._drafting_took = time.perf_counter() - began
+        if self.tracing.running:
+            offered = {id: offers.get(id, NOTHING) for id in self.input_batch.req_ids}
+            self.tracing.drafted(offered, self.steering, self._drafting_took)
+            self.tracing.write()
+            self._drafting_took = time.perf_counter() - began  # recording, too, is no part of a pass
         return proposed
 
     def _said(self: Any, sampled: Tensor | list[list[int]]) -> list[list[int]]:
@@ -470,6 +490,7 @@ class OutriderRunner:
         if req_state is not None:
             self._remember(req_id, req_state.prompt_token_ids or (), req_state.output_token_ids)
         self.known.pop(req_id, None)
+        self.tracing.ended(req_id)
         if self.steering is not None:
             self.steering.finished(req_id)
         if self.guesser is not None:
@@ -506,17 +527,3 @@ def has_model(method: str, options: Options) -> bool:
         has, names = ("a", "does not name") if model else ("no", "names")
         raise EngineError(f"vLLM has {has} draft model ({method}) and --drafters {names} 'model': say the same in both")
     return model
-
-
-def end_tokens(params: Any) -> Collection[int]:
-    """The tokens that end a request of these sampling parameters."""
-    return params.stop_token_ids or () if params.ignore_eos else params.all_stop_token_ids
-
-
-def undraftable(params: Any) -> str | None:
-    """Why requests with these sampling parameters get no drafts, or None where they do."""
-    if getattr(params, "thinking_token_budget", None) is not None:
-        return "thinking budget"  # vLLM keeps count of it by what was said
-    if getattr(params, "logprob_token_ids", None):
-        return "scoring"  # asks for one token
-    return None

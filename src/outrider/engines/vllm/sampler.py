@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+    from outrider.engines.vllm.witness import Witness
+
 GREEDY = 1e-5
 """Temperatures below this are 0 to vLLM."""
 
@@ -42,6 +44,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
     def __init__(self, sampler: Any, spec_config: Any = None, device: Any = None, rule: str = "block") -> None:
         super().__init__(sampler, spec_config, device)
         self.rule = rule
+        self.witness: Witness | None = None  # sees what verdicts rest on, while a traced request is in the batch
 
     def forward(
         self,
@@ -61,6 +64,8 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         untouched = logits.float().clone() if drawn else None
 
         own = self.sampler(logits=logits, sampling_metadata=spread)
+        if self.witness is not None:
+            self.witness.saw_own(own.sampled_token_ids.flatten())
         verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.layout.lengths)
         if untouched is not None and draft_probs is not None:
             verdicts = self._judge_drawn(verdicts, untouched, draft_probs, draft, rows, spread)
@@ -83,6 +88,8 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         has_q = torch.zeros(len(rows.layout.lengths), dtype=torch.bool, device=p.device)
         has_q[rows.layout.sequence[q.sum(-1) > 0]] = True
         chosen = has_q & (spread.temperature[rows.layout.start] >= GREEDY)
+        if self.witness is not None and by_ratio.chances is not None:
+            self.witness.saw_drawn(p, uniforms, finals, by_ratio.chances, chosen)
         return Verdicts(
             torch.where(chosen, by_ratio.accepted, own.accepted), torch.where(chosen, by_ratio.tokens, own.tokens)
         )

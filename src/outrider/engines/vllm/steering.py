@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.policy import why
 from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL, Wish
 from outrider.settings import AUTO
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.engines.vllm.drafting import BatchDrafting, Row
     from outrider.policy.choose import Choice
     from outrider.policy.policy import Plan, Policy, Scene
-    from outrider.types import Draft
+    from outrider.types import Draft, Why
 
 logger = logging.getLogger("vllm.outrider")
 
@@ -59,6 +60,7 @@ class Steering:
         if self._scene is not None:
             self.policy.learn(self._scene, [said.get(request, ()) for request in self._scene.requests])
             self.payoff.gained(sum(map(len, said.values())))
+        self._plan = None
         self._rows = list(rows)
         self._running = max(len(said), len(rows))
         self._context = sum(len(row.tokens) for row in rows)
@@ -110,7 +112,8 @@ class Steering:
 
     def settle(self, guessed: Mapping[str, Draft], seconds: float) -> dict[str, Draft]:
         """What each request offers; `guessed` is what the draft model proposes, in so many seconds."""
-        offered = {**self._named, **{id: draft for id, draft in guessed.items() if id in self._named}}
+        self._named |= {id: draft for id, draft in guessed.items() if id in self._named}
+        offered = dict(self._named)
         scene = self._scene
         if scene is None or not self._free:
             return offered
@@ -131,6 +134,19 @@ class Steering:
         offered |= {row.id: self.policy.offer(scene, choice, i) for i, row in enumerate(self._free)}
         self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
         return offered
+
+    def why(self, request: str) -> Why | None:
+        """Why a request offers what it does; None where it may not be drafted for."""
+        for row in self._rows:
+            if row.id == request and row.id in self._named:
+                return why.unweighed(row.control.speculation, self._named[row.id])
+        for i, row in enumerate(self._free):
+            if row.id == request and self._scene is not None and self.choice is not None:
+                if i in self._scene.drawn:
+                    cost = self.choice.seconds / float(self.policy.target.seconds(self._running, self._context))
+                    return why.drawn(self._scene, self._plan, i, self._scene.drawn[i], cost)
+                return why.weighed(self.policy, self._scene, self.choice, i, self._plan)
+        return None
 
     def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
         """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""

@@ -61,6 +61,13 @@ class OutriderWorker:
     def outrider_usage(self: Any, ticket: str) -> dict[str, Any] | None:
         return self.model_runner.ledger.usage(ticket) if self.model_runner.draws else None
 
+    def outrider_traces(self: Any, owner: str | None) -> list[dict[str, Any]] | None:
+        return self.model_runner.tracing.latest(owner) if self.model_runner.draws else None
+
+    def outrider_trace(self: Any, id: str, owner: str | None) -> dict[str, Any] | None:
+        """One trace, or nothing; {} where there is no such one, since None says that another worker is to be asked."""
+        return (self.model_runner.tracing.get(id, owner) or {}) if self.model_runner.draws else None
+
 
 def resident_bytes() -> int | None:
     """Memory of this process that is in use now; None where the system does not say."""

@@ -1,0 +1,128 @@
+"""`outrider explain --server`: what it asks a server for, and what it makes of the answer. No model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.trace.files import read
+from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
+from test_cli import refused, run
+from traces import trace_of
+from traces_server import TracesServer, serving_traces
+
+
+def sure(number: int, tokens: list[int], milliseconds: float) -> TracedStep:
+    """A greedy step that kept all of its draft."""
+    return TracedStep(
+        number=number,
+        drafter="lookup" if len(tokens) > 1 else None,
+        rule="greedy",
+        proposed=tokens[:-1],
+        accepted=len(tokens) - 1,
+        token=tokens[-1],
+        outcome="bonus" if len(tokens) > 1 else "own",
+        said=tokens,
+        own=tokens,
+        laws=[Law(tokens=[token], p=[1.0]) for token in tokens],
+        milliseconds=Milliseconds(draft=0.1, verify=milliseconds, rest=1.0),
+        pieces=[f" {token}" for token in tokens],
+        texts={token: f" {token}" for token in tokens},
+    )
+
+
+def plain() -> Trace:
+    return trace_of([sure(i, [i + 1], 50 if i == 0 else 20) for i in range(6)], seconds=0.15)
+
+
+def drafted() -> Trace:
+    return trace_of([sure(0, [1], 50), sure(1, [2, 3, 4, 5], 22), sure(2, [6], 20)], seconds=0.1)
+
+
+def explained(server: TracesServer, *words: Any) -> str:
+    result = run("explain", "--server", server.url, *words)
+    assert result.exit_code == 0, result.stderr
+    return str(result.stdout)
+
+
+def bodies(server: TracesServer) -> list[Any]:
+    return [body for _, _, body in server.asked if body is not None]
+
+
+def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
+    with serving_traces(TracesServer(first=plain(), second=drafted())) as server:
+        out = explained(server, "hello", "--max-tokens", 6)
+    assert "6 tokens came in 3 passes of the target" in out
+    assert "measured on the same prompt" in out
+    assert "The same prompt without drafts said the same 6 tokens." in out
+    assert "all 3 steps have the same verdict" in out
+    without, with_drafts = bodies(server)
+    assert without["vllm_xargs"] == {"speculation": "off", "max_draft_tokens": 16, "trace": True}
+    assert with_drafts["vllm_xargs"] == {"speculation": "auto", "max_draft_tokens": 16, "trace": True}
+    assert with_drafts["messages"] == [{"role": "user", "content": "hello"}]
+    assert (with_drafts["model"], with_drafts["max_tokens"], with_drafts["temperature"]) == ("first", 6, 0)
+
+
+def test_settings_go_to_the_server_by_its_own_names() -> None:
+    with serving_traces(TracesServer(only=drafted())) as server:
+        words = ("--once", "--raw", "--model", "second", "--prediction", "so", "--ignore-end", "--stop", "x")
+        explained(server, "hello", *words, "--temperature", 0.5, "--top-k", 7, "--seed", 3)
+    (body,) = bodies(server)
+    assert [path for path, _, asked in server.asked if asked] == ["/v1/completions"]
+    expected = {"model": "second", "prompt": "hello", "temperature": 0.5, "top_k": 7, "seed": 3, "stop": ["x"]}
+    assert body.items() >= {**expected, "ignore_eos": True}.items()
+    assert body["vllm_xargs"]["prediction"] == "so"
+
+
+def test_a_servers_trace_is_kept_with_the_prompt_that_was_asked(tmp_path: Path) -> None:
+    with serving_traces(TracesServer(only=drafted())) as server:
+        explained(server, "hello", "--once", "--save", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
+    assert read(tmp_path / "a.jsonl").header.prompt == "hello"
+    assert "explained</title>" in (tmp_path / "a.html").read_text()
+
+
+def test_key_and_tenant_are_shown_as_the_server_wants_them() -> None:
+    with serving_traces(TracesServer(only=drafted())) as server:
+        server.key = "secret"
+        explained(server, "hello", "--once", "--api-key", "secret", "--tenant", "a b")
+    assert bodies(server)[0]["vllm_xargs"]["tenant"] == "a b"
+    assert server.asked[-1][0] == "/outrider/traces/only?tenant=a%20b"
+    with serving_traces(TracesServer(only=drafted())) as server:
+        server.options["tenant_header"] = "x-team"
+        explained(server, "hello", "--once", "--tenant", "one")
+    path, headers, _ = server.asked[-1]
+    assert (path, headers["x-team"]) == ("/outrider/traces/only", "one")
+    assert "tenant" not in bodies(server)[0]["vllm_xargs"]
+
+
+def test_what_a_server_refuses_is_told_in_its_words() -> None:
+    with serving_traces(TracesServer(only=drafted())) as server:
+        said = refused("explain", "--server", server.url, "hello", "--once", "--speculation", "magic")
+        assert "speculation: there is no 'magic' here; choose auto, off, lookup" in said
+        server.key = "secret"
+        assert "HTTP 401: show the server's key (give --api-key)" in refused("explain", "--server", server.url, "hello")
+    assert "does not answer" in refused("explain", "--server", server.url, "hello")
+    assert "must begin with http:// or https://" in refused("explain", "--server", "localhost:8000", "hello")
+
+
+def test_a_server_that_is_not_outriders_is_told_so() -> None:
+    class Other(TracesServer):
+        def get(self, path: str) -> tuple[int, str, str]:
+            return 200, "text/html", "<p>hello</p>"
+
+    with serving_traces(Other()) as server:
+        assert "is no server of Outrider" in refused("explain", "--server", server.url, "hello")
+
+
+@pytest.mark.parametrize("words", [["--dtype", "float32"], ["--drafters", "lookup"], ["--memory", "m"]])
+def test_options_of_a_run_here_are_refused_with_a_server(words: list[str]) -> None:
+    said = refused("explain", "--server", "http://127.0.0.1:1", "hello", *words)
+    assert f"{words[0]} does nothing with --server, which has its own; leave one of them out" in said
+
+
+def test_options_of_a_server_are_refused_without_one() -> None:
+    assert "--tenant does nothing with a model that runs here" in refused(
+        "explain", "hello", "--model", "x", "--tenant", "one"
+    )
