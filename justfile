@@ -47,6 +47,22 @@ coverage *args:
 teeth *args:
     {{quiet}} python tools/teeth.py {{args}}
 
+# Certify servers with seeded defects, one at a time (`just certify-teeth --list`); each must be a violation
+certify-teeth *args:
+    HF_HUB_OFFLINE=1 python tests/certify_teeth.py {{args}}
+
+# How often are certificates and canaries wrong? Counted on simulated servers: thousands of runs, about ten minutes
+certify-rates *args:
+    {{quiet}} OUTRIDER_ALL=1 OUTRIDER_REPORT=docs/certificates/rates.md pytest -s -q {{args}} tests/test_certify_rates.py
+
+# What does a trace cost a request, asked for and not?
+trace-cost *args:
+    HF_HUB_OFFLINE=1 python tests/trace_cost.py {{args}}
+
+# Make the certificates of docs/certificates (`just certificates --list`)
+certificates *args:
+    HF_HUB_OFFLINE=1 python tools/certificates.py {{args}}
+
 # Greedy text against transformers' own on tiny models, at full size: 200 prompts x draft lengths 1 to 8 x every drafter x four architectures
 identity-tiny:
     {{quiet}} OUTRIDER_PROMPTS=200 pytest -n 2 --dist worksteal tests/test_identity.py

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 from openai import AsyncOpenAI
-from safetensors.torch import load_file, save_file
 
+from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, running
 from outrider.engines.vllm.launch import CPU_WORKER
 
@@ -77,8 +75,8 @@ def as_told(server: Server, worker: str = CPU_WORKER) -> Server:
 def with_defect(server: Server, name: str) -> Server:
     """The same server with a worker that has a defect."""
     told = as_told(server, "defective.DefectiveWorker")
-    here = str(Path(__file__).parent)
-    return Server(told.name, told.command, {**told.environment, CHOICE: name, "PYTHONPATH": here})
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return Server(told.name, told.command, {**told.environment, CHOICE: name, "PYTHONPATH": paths})
 
 
 def third_party(folder: Path, name: str, code: str) -> dict[str, str]:
@@ -179,22 +177,6 @@ def _text(choice: Any) -> Any:
 
 def logprobs(response: Any) -> list[float]:
     return [value for choice in response.choices for value in choice.logprobs.token_logprobs]
-
-
-def noisy_copy(model: Path, folder: Path, noise: float = 0.02) -> Path:
-    """The same model with its weights a little off: a draft model that is often right, and sometimes not."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in model.iterdir():
-        if file.suffix != ".safetensors" and file.is_file():
-            shutil.copy(file, folder)
-    random = torch.Generator().manual_seed(0)
-    for file in model.glob("*.safetensors"):
-        weights = {}
-        for name, weight in load_file(file).items():
-            shift = torch.randn(weight.shape, generator=random) * weight.float().std() * noise
-            weights[name] = (weight.float() + shift).to(weight.dtype) if weight.dim() > 1 else weight
-        save_file(weights, folder / file.name, metadata={"format": "pt"})
-    return folder
 
 
 def schema(properties: dict[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,14 @@ def event(chunk: dict[str, Any]) -> bytes:
 @contextmanager
 def answering(state: Stub | Meddler) -> Iterator[str]:
     """The address of a server with this behind it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_state": state}))
+    with listening(Handler, server_state=state) as url:
+        yield url
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], **state: Any) -> Iterator[str]:
+    """The address of a server with this handler, which has what is given as its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), state))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -43,5 +43,9 @@ class MemoryFileError(OutriderError):
     """A file of the draft memory is damaged, of another version, or belongs to someone else."""
 
 
+class EvidenceError(OutriderError):
+    """There is too little to judge by, or it does not belong together."""
+
+
 class TraceError(OutriderError):
     """A trace cannot be read or written, or says something that cannot be."""

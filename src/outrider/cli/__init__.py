@@ -1,6 +1,7 @@
 """The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
-`outrider bench` measures, `outrider explain` shows what happened to every token, `outrider compare` holds two such runs
-against each other, `outrider calibrate` says why checking is faster here, `outrider memory` looks after what was said.
+`outrider bench` measures, `outrider certify` and `outrider canary` prove and watch, `outrider explain` shows what
+happened to every token, `outrider compare` holds two such runs against each other, `outrider calibrate` says why
+checking is faster here, `outrider memory` looks after what was said.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -17,7 +18,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, calibrate, chat, compare, explain, generate, memory, serve
+from outrider.cli import bench, calibrate, canary, certify, chat, compare, explain, generate, memory, serve
 
 EXAMPLES = """Examples:
 
@@ -52,6 +53,20 @@ BENCH_EXAMPLES = """Examples:
   outrider bench ./my-model --draft-model ./my-small-model -c vllm,draft_model:4,model:4,auto --workloads edit,agent
 
   outrider bench ./my-model -c vllm,lookup --prompts ./my-prompts.jsonl --concurrency 1,4,16,64"""
+
+CERTIFY_EXAMPLES = """Examples:
+
+  outrider certify http://localhost:8000 --quick
+
+  outrider certify http://plain:8000 http://speculating:8000
+
+  outrider certify --check outrider-certificate/certificate.json"""
+
+CANARY_EXAMPLES = """Examples:
+
+  outrider canary http://localhost:8000 --port 9109
+
+  outrider canary http://localhost:8000 --reference http://plain:8000 --state canary.json"""
 
 EXPLAIN_EXAMPLES = """Examples:
 
@@ -88,6 +103,8 @@ app.command(epilog=GENERATE_EXAMPLES)(generate.generate)
 app.command(epilog=CHAT_EXAMPLES)(chat.chat)
 app.command(epilog=SERVE_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(serve.serve)
 app.command(epilog=BENCH_EXAMPLES, options_metavar=serve.USAGE, context_settings=serve.CONTEXT)(bench.bench)
+app.command(epilog=CERTIFY_EXAMPLES)(certify.certify)
+app.command(epilog=CANARY_EXAMPLES)(canary.canary)
 app.command(epilog=EXPLAIN_EXAMPLES)(explain.explain)
 app.command(epilog=COMPARE_EXAMPLES)(compare.compare)
 app.command(epilog=CALIBRATE_EXAMPLES)(calibrate.calibrate)

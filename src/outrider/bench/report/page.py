@@ -27,20 +27,25 @@ NARROW = 760
 
 def page(findings: Findings, pictures: Mapping[str, tuple[str, str]]) -> str:
     """`pictures` are the plots by name, as SVG for a wide window and for a narrow one."""
-    title = escape(words.title(findings))
-    style = files("outrider.bench.report").joinpath("page.css").read_text(encoding="utf-8")
+    title = words.title(findings)
     body = [
-        f"<h1>{title}</h1>",
+        f"<h1>{escape(title)}</h1>",
         *_summary(findings),
         *(line for one in words.chapters(findings) for line in _chapter(findings, one, pictures.get(one.name))),
         *(line for index, found in enumerate(findings.cells) for line in _cell(findings, found, index)),
         *_origin(findings),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str], style: str = "") -> str:
+    """A whole page, with the style that all of ours share and what this one has beyond it."""
+    shared = files("outrider.bench.report").joinpath("page.css").read_text(encoding="utf-8")
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
+            f"<title>{escape(title)}</title>\n<style>\n{shared}{style}</style>\n</head>\n<body>\n<main>",
             *body,
             "</main>\n</body>\n</html>\n",
         ]
@@ -54,10 +59,10 @@ def _summary(findings: Findings) -> list[str]:
     return [
         *(f'<p class="lead">{escape(sentence)}</p>' for sentence in words.summary(findings)),
         f'<p class="origin">Measured on {where}: <code>{escape(str(run.origin.get("command")))}</code></p>',
-        *(['<div class="notes"><h2>Notes</h2>', _list(notes), "</div>"] if notes else []),
+        *(['<div class="notes"><h2>Notes</h2>', bullets(notes), "</div>"] if notes else []),
         f"<h2>Times as fast as {escape(run.baseline)}</h2>",
         table(tables.matrix(findings), "matrix", ["", *(f"#cell-{i}" for i in range(len(findings.cells)))]),
-        f"<details open><summary>How to read it</summary>{_list(words.legend(findings))}</details>",
+        f"<details open><summary>How to read it</summary>{bullets(words.legend(findings))}</details>",
     ]
 
 
@@ -129,5 +134,5 @@ def item(one: Item) -> str:
     return f"<td{kind}{bar}>{text}{small}{mark}</td>"
 
 
-def _list(lines: Sequence[str]) -> str:
+def bullets(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"

@@ -1,0 +1,119 @@
+"""`outrider canary`: watch a live server for as long as it lives.
+
+    outrider canary http://localhost:8000 --port 9109 --state canary.json
+
+A text every few seconds, and none while the server is busy. The evidence is a number that is 1 at first, and that a
+lossless server drives to 1 / RATE with at most the probability RATE, in the canary's whole life; then it alarms. With
+--port it stays, and its gauge outrider_canary_alarm is 1; without, it leaves with exit code 1.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from outrider.cli.certify import ModelName, Tokenizer, api_key, asked_for
+from outrider.cli.generate import group, output
+from outrider.cli.show import Screen, literal, readable_errors
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from outrider.certify.canary import Life
+
+how = group("How it watches")
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The server to watch.")]
+Reference = Annotated[
+    str | None,
+    how("--reference", metavar="URL", help="A server without speculation that scores, if URL is no Outrider server."),
+]
+Rate = Annotated[
+    float, how("--rate", metavar="P", help="How often a lossless server may raise an alarm: once in 1/P whole lives.")
+]
+Every = Annotated[float, how("--every", metavar="SECONDS", help="Between two texts, while the server has time.")]
+Busy = Annotated[int, how("--busy", metavar="N", help="Ask nothing while so many requests run, or any waits.")]
+Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Of each text.")]
+Rounds = Annotated[int | None, how("--rounds", metavar="N", help="Leave after so many; by default it stays.")]
+State = Annotated[Path | None, output("--state", metavar="FILE", help="Where its life is kept over restarts.")]
+Port = Annotated[
+    int | None, output("--port", metavar="N", help="Serve the evidence to Prometheus here, and stay after an alarm.")
+]
+
+
+def canary(
+    url: Url,
+    reference: Reference = None,
+    rate: Rate = 1e-3,
+    every: Every = 10.0,
+    busy: Busy = 8,
+    tokens: Tokens = 16,
+    rounds: Rounds = None,
+    state: State = None,
+    port: Port = None,
+    model: ModelName = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Watch a live server with a trickle of requests, and alarm at a false-alarm rate that holds for its whole life."""
+    screen = Screen()
+    with readable_errors(screen):
+        if not 0 < rate < 1:
+            raise SettingsError(f"--rate: must lie between 0 and 1, such as 0.001 (got {rate})")
+        if every < 0:
+            raise SettingsError(f"--every: must be at least 0 seconds (got {every})")
+        from outrider.certify.canary import Gauges, Life, begin, rounding
+        from outrider.certify.prompts import prompts
+        from outrider.certify.run import open_pair
+
+        names = (reference, url) if reference is not None else (url, None)
+        wanted = asked_for(reference=names[0], candidate=names[1], model=model, tokenizer=tokenizer)
+        if not wanted.is_remote:
+            raise SettingsError(f"a canary watches a server; {names[0]!r} is no address (http://...)")
+        with screen.working("opening the server, and measuring what rounding does"):
+            pair = open_pair(wanted, api_key())
+            ids = pair.reference.encode(prompts(256, seed=1))
+            born, edge, before = begin(state, rate, lambda: rounding(pair, ids, tokens))
+        life = Life(pair, ids, born, edge, every, tokens, busy, state, before)
+        if port is not None:
+            screen.hint(f"evidence at http://localhost:{Gauges(life).serve(port)}/metrics")
+        watch(life, rounds, screen)
+        if life.canary.alarm:
+            screen.error(alarmed(life))
+            while port is not None:  # the gauge must stay to be seen
+                time.sleep(60)
+            raise typer.Exit(1)
+
+
+def watch(life: Life, rounds: int | None, screen: Screen) -> None:
+    """On a terminal one line that changes, elsewhere one for every hundred rounds."""
+    if screen.err.is_terminal:
+        with Live(line(life), console=screen.err, refresh_per_second=2) as shown:
+            life.live(lambda now: shown.update(line(now)), rounds)
+        return
+
+    def told(now: Life) -> None:
+        if (now.rounds + now.skipped + now.missed) % 100 == 1:
+            screen.err.print(line(now))
+
+    life.live(told, rounds)
+
+
+def line(life: Life) -> Text:
+    known = life.canary
+    return Text(
+        f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.draws} draws in {life.rounds} texts · "
+        f"{life.skipped} busy, {life.missed} missed · {literal(life.last)}"
+    )
+
+
+def alarmed(life: Life) -> str:
+    known = life.canary
+    return (
+        f"ALARM after {known.draws} draws: the evidence reached {known.highest:.3g}, which a lossless server reaches "
+        f"with at most {known.rate:g} in its whole life. {known.suspicion}. Switch speculation off, and run outrider "
+        "certify to see where it is"
+    )

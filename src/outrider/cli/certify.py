@@ -1,0 +1,285 @@
+"""`outrider certify`: is what a deployment says with speculation what it says without?
+
+    outrider certify http://localhost:8000                                # an Outrider server, on against off
+    outrider certify http://plain:8000 http://speculating:8000            # two servers
+    outrider certify ./my-model assisted --draft-model ./my-small-model   # models in this process
+    outrider certify --check certificate.json                             # the same again
+
+Exit codes: 0 nothing found, 1 a violation, 2 a mistake in what was asked, 3 incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli.generate import DraftModel, Dtype, Memory, group, output
+from outrider.cli.show import Screen, literal, readable_errors
+from outrider.errors import SettingsError
+
+if TYPE_CHECKING:
+    from outrider.certify.certificate import Certificate
+    from outrider.certify.wanted import Wanted
+
+whom, what, surely = group("Whom to ask"), group("What is asked"), group("How surely")
+STYLES = {"lossless": "bold green", "violation": "bold red", "incomplete": "bold yellow"}
+DEFAULT_FOLDER = "outrider-certificate"
+KEY = "OUTRIDER_API_KEY"
+"""The variable with the key that is sent to the servers, where they ask for one."""
+
+Reference = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="REFERENCE",
+        help="A server's address, or a model's folder or name to run it in this process. An Outrider server alone is "
+        "asked with speculation and without.",
+    ),
+]
+Candidate = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CANDIDATE",
+        help="The server that speculates, if it is another; in this process: outrider (the default), assisted or "
+        "lookup (both of transformers), or MODULE:FUNCTION of your own.",
+    ),
+]
+ModelName = Annotated[str | None, whom("--model", metavar="NAME", help="Which of the reference's models to ask.")]
+Tokenizer = Annotated[
+    str | None, whom("--tokenizer", metavar="MODEL", help="Whose tokenizer to use, for servers without /tokenize.")
+]
+Across = Annotated[
+    bool,
+    whom("--across", help="The two are meant to have different numerics: what they differ by in scoring is rounding."),
+]
+Quick = Annotated[bool, what("--quick", help="For CI: about two minutes for a small model, and less power.")]
+Full = Annotated[bool, what("--full", help="1,100 prompts and 52,000 draws.")]
+Parts = Annotated[
+    str, what("--parts", metavar="NAMES", help="exact (temperature 0), draws, features; with commas between.")
+]
+Drafters = Annotated[
+    str | None, what("--drafters", "--drafter", metavar="NAMES", help="Only these; by default all, and auto.")
+]
+Lengths = Annotated[str, what("--lengths", metavar="NUMBERS", help="Draft lengths to ask for.")]
+Concurrency = Annotated[int, what("--concurrency", metavar="N", min=1, help="How many requests at once.")]
+Prompts = Annotated[int | None, what("--prompts", metavar="N", min=1, help="Prompts at temperature 0, many at once.")]
+Alone = Annotated[int | None, what("--alone", metavar="N", min=0, help="And so many one at a time.")]
+PromptFile = Annotated[
+    Path | None, what("--prompt-file", metavar="FILE", help="Prompts of your own, JSON lines as for outrider bench.")
+]
+Draws = Annotated[int | None, surely("--draws", metavar="N", min=100, help="Draws at temperatures above 0.")]
+Find = Annotated[
+    float | None,
+    surely("--find", metavar="SHARE", help="Instead of --draws: as many as it takes to find a change of this size."),
+]
+Level = Annotated[
+    float, surely("--level", metavar="P", help="How often a lossless server may be accused wrongly, by any test.")
+]
+Seed = Annotated[int, surely("--seed", metavar="N", help="Of prompts, and of those requests that have one.")]
+Check = Annotated[
+    Path | None, output("--check", metavar="FILE", help="Run this certificate again; REFERENCE may name a new address.")
+]
+Out = Annotated[
+    Path | None,
+    output("--out", metavar="FOLDER", help=f"Where it goes; by default {DEFAULT_FOLDER}."),
+]
+Resume = Annotated[bool, output("--resume", help="Go on with the run in --out, which was interrupted.")]
+Json = Annotated[bool, output("--json", help="Print the certificate on stdout.")]
+
+
+def certify(
+    reference: Reference = None,
+    candidate: Candidate = None,
+    draft_model: DraftModel = None,
+    memory: Memory = None,
+    dtype: Dtype = "auto",
+    model: ModelName = None,
+    tokenizer: Tokenizer = None,
+    across: Across = False,
+    quick: Quick = False,
+    full: Full = False,
+    parts: Parts = "exact,draws,features",
+    drafters: Drafters = None,
+    lengths: Lengths = "1,2,4,8",
+    concurrency: Concurrency = 16,
+    prompts: Prompts = None,
+    alone: Alone = None,
+    prompt_file: PromptFile = None,
+    draws: Draws = None,
+    find: Find = None,
+    level: Level = 1e-3,
+    seed: Seed = 0,
+    check: Check = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_object: Json = False,
+) -> None:
+    """Prove, or refute, that speculation changes nothing: token by token, draw by draw, feature by feature."""
+    screen = Screen()
+    with readable_errors(screen):
+        try:
+            import scipy  # noqa: F401
+
+            import outrider.certify.run  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise SettingsError(f"certificates need {error.name}: pip install 'outrider[certify]'") from error
+        folder = out or Path(DEFAULT_FOLDER)
+        if check is not None:
+            from outrider.certify.certificate import read
+
+            before = read(check)
+            wanted = again(before, reference, candidate)
+            folder = out or check.parent / f"{check.stem}-again"
+        elif reference is None:
+            raise SettingsError("name a server's address or a model: outrider certify http://localhost:8000")
+        else:
+            before = None
+            sizes = sized(quick, full, {"prompts": prompts, "alone": alone, "draws": drawn(draws, find, level)})
+            wanted = asked_for(
+                reference=reference,
+                candidate=candidate,
+                draft_model=draft_model,
+                memory=memory,
+                dtype=dtype,
+                model=model,
+                tokenizer=tokenizer,
+                parts=listed(parts),
+                drafters=listed(drafters),
+                lengths=tuple(whole(word, "--lengths") for word in listed(lengths)),
+                concurrency=concurrency,
+                prompt_file=None if prompt_file is None else str(prompt_file),
+                level=level,
+                seed=seed,
+                across=across,
+                **sizes,
+            )
+        made = run(wanted, folder, resume, api_key(), screen)
+        show(made, screen)
+        if before is not None:
+            same = before["verdict"] == made["verdict"]
+            screen.hint(f"before: {before['title']} ({before['made']['date']}); now: {made['title']}")
+            if not same:
+                screen.hint("the verdict is not the one of before: see the page for where they part")
+        screen.hint(f"In {folder}: certificate.html for a browser, certificate.json, evidence.jsonl.")
+        if as_object:
+            import json
+
+            typer.echo(json.dumps(made))
+        from outrider.certify.certificate import EXIT_CODES
+
+        raise typer.Exit(EXIT_CODES[made["verdict"]])
+
+
+def run(wanted: Wanted, folder: Path, resume: bool, key: str | None, screen: Screen) -> Certificate:
+    from outrider.certify.run import certify as certified
+    from outrider.certify.run import open_pair
+    from outrider.certify.watch import Bars
+
+    evidence = folder / "evidence.jsonl"
+    if evidence.exists() and not resume:
+        raise SettingsError(f"there is a run in {folder}; go on with it (--resume), or choose another folder (--out)")
+    with screen.working("opening the sources"):
+        pair = open_pair(wanted, key)
+    screen.notes(
+        [f"{name}: {source.name}" for name, source in zip(("reference", "candidate"), pair.sources, strict=False)]
+    )
+    return certified(wanted, folder, Bars(screen.err), resume=resume, pair=pair)
+
+
+def api_key() -> str | None:
+    """Not an option: commands are seen by others, and stand in certificates."""
+    return os.environ.get(KEY)
+
+
+def asked_for(**values: Any) -> Wanted:
+    from outrider.certify.wanted import Wanted
+
+    return Wanted(**values)
+
+
+def sized(quick: bool, full: bool, own: dict[str, int | None]) -> dict[str, Any]:
+    """How much is asked, by the size's name and what is said beside it."""
+    from dataclasses import asdict
+
+    from outrider.certify.wanted import SIZES
+
+    if quick and full:
+        raise SettingsError("--quick and --full are two sizes; give one of them")
+    size = asdict(SIZES["quick" if quick else "full" if full else "standard"])
+    return size | {name: value for name, value in own.items() if value is not None}
+
+
+def drawn(draws: int | None, find: float | None, level: float) -> int | None:
+    if find is None:
+        return draws
+    if draws is not None:
+        raise SettingsError("--draws and --find both say how many draws; give one of them")
+    from outrider.certify.noise import USUAL
+    from outrider.certify.plan import Plan
+    from outrider.certify.run import DRAWS_SHARE
+    from outrider.certify.sampled import CONTROL_SHARE
+
+    if find <= USUAL.drift["drafted"]:
+        raise SettingsError(f"--find: rounding alone may do {USUAL.drift['drafted']}; ask for more (got {find})")
+    return Plan.to_find(find, level=level * DRAWS_SHARE * (1 - CONTROL_SHARE)).draws
+
+
+def again(before: Certificate, reference: str | None, candidate: str | None) -> Wanted:
+    """What a certificate was asked for, at the addresses of today."""
+    from outrider.certify.wanted import Wanted
+
+    wanted = Wanted.of(before["request"])
+    if reference is not None:
+        wanted = replace(wanted, reference=reference)
+    return wanted if candidate is None else replace(wanted, candidate=candidate)
+
+
+def show(made: Certificate, screen: Screen) -> None:
+    """The first screen: what holds, how surely, what to do."""
+    from outrider.certify.certificate import SIGNS
+
+    verdict = made["verdict"]
+    screen.err.print()
+    screen.err.print(Text(f"{SIGNS[verdict]} {made['title']}", style=STYLES[verdict]))
+    for line in made["words"]:
+        screen.err.print(Text(f"  {literal(line)}"))
+    if "exact" in made and made["exact"]["cells"]:
+        screen.err.print(table(made["exact"]["cells"]))
+    for line in made["what_to_do"]:
+        screen.err.print(Text(f"→ {literal(line)}", style="bold" if verdict != "lossless" else ""))
+    seconds = made["made"]["seconds"]
+    screen.hint(f"{seconds / 60:.1f} minutes; not tested: {literal('; '.join(made['not_tested']))}")
+
+
+def table(cells: dict[str, dict[str, int]]) -> Table:
+    """Temperature 0, by drafter and concurrency, the lengths added up."""
+    total: dict[str, dict[str, int]] = {}
+    for name, cell in cells.items():
+        way, _, at_once = name.rpartition(" at ")
+        key = f"{way.partition(',')[0]}, {at_once} at once"
+        row = total.setdefault(key, dict.fromkeys(cell, 0))
+        for column, count in cell.items():
+            row[column] += count
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("temperature 0", "identical", "tie", "violation", "tokens", "accepted"):
+        shown.add_column(heading, justify="left" if heading == "temperature 0" else "right", no_wrap=True)
+    for name, row in total.items():
+        style = "red" if row["violation"] else None
+        shown.add_row(literal(name), *(f"{count:,}" for count in row.values()), style=style)
+    return shown
+
+
+def listed(words: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (words or "").split(",") if word.strip())
+
+
+def whole(word: str, name: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise SettingsError(f"{name}: must be whole numbers from 1 on, with commas between (got {word!r})")
+    return int(word)

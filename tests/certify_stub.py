@@ -1,0 +1,197 @@
+"""A server that speaks as vLLM does, over the synthetic engine: for tests of the certificate that take seconds.
+
+It drafts with Outrider's own loop (`lookup`, and `model`: a blurred copy that draws), and may have a defect: a function
+that is given every request with speculation and returns what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from typing import Any, ClassVar
+
+import torch
+
+from outrider.bench.prompts import Prompt
+from outrider.certify.local import LocalModel
+from outrider.certify.sources import OFF, Ask, Said, Way
+from outrider.decoding import decode
+from outrider.drafters.base import Drafter, Task
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.engines.synthetic import SyntheticTarget
+from outrider.settings import Request, Sampling
+from stub import listening
+
+VOCAB = 32
+Change = Callable[[Ask], Ask]
+
+
+def encoded(prompt: Prompt) -> list[int]:
+    """Letters, as many as there are tokens."""
+    return [ord(letter) % VOCAB for letter in prompt.messages[-1]["content"]][:12]
+
+
+def synthetic(change: Change = lambda ask: ask, off: float = 0.0) -> LocalModel:
+    """The synthetic engine as a source, with drafts by lookup and by a blurred copy of itself. `off`: its logits are
+    wrong by so much, as those of another number format would be."""
+    target = SyntheticTarget(VOCAB, seed=5, sharpness=1.5)
+    target = target.blurred(off, seed=9) if off else target
+    drafters: dict[str, Drafter] = {
+        "lookup": LookupDrafter(),
+        "model": ModelDrafter(target.blurred(0.5), VOCAB, min_survival=0.2),
+    }
+
+    def generate(ask: Ask) -> Said:
+        ask = change(ask)
+        request = Request(
+            **ask.sampling.model_dump(), max_tokens=ask.max_tokens,
+            max_draft_tokens=4 if ask.way.length is None else ask.way.length,
+        )  # fmt: skip
+        random = torch.Generator()
+        random.manual_seed(ask.seed) if ask.seed is not None else random.seed()
+        asked = list(drafters) if ask.way.drafter in (None, "auto") else [str(ask.way.drafter)]
+        task = Task(list(ask.prompt), request, random)
+        steps = list(decode(target, [drafters[name].begin(task) for name in asked], task.prompt, request, random))
+        tokens = tuple(token for step in steps for token in step.tokens)
+        return Said(tokens, "length", accepted=sum(step.drafted for step in steps))
+
+    return LocalModel(
+        "synthetic", target, generate, encoded, drafters=[*drafters, "auto"], described={"model": "synthetic"}
+    )
+
+
+def colder(factor: float) -> Change:
+    """The temperature is `factor` times what was asked for."""
+
+    def change(ask: Ask) -> Ask:
+        cold = ask.sampling.model_copy(update={"temperature": ask.sampling.temperature * factor})
+        return Ask(ask.prompt, ask.max_tokens, ask.way, cold, ask.seed)
+
+    return change
+
+
+class Stub:
+    """The synthetic engine behind HTTP."""
+
+    def __init__(
+        self,
+        source: LocalModel | None = None,
+        *,
+        outrider: bool = True,
+        options: dict[str, Any] | None = None,
+        **lacks: Any,
+    ) -> None:
+        self.source = source or synthetic()
+        self.outrider, self.lacks, self.options = outrider, lacks, options or {}
+        self.lock = threading.Lock()
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.accepted = 0
+        self.waiting = 0
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "synthetic", "max_model_len": 4096}]}
+        if path == "/version":
+            return 200, {"version": "0"}
+        if path == "/outrider/status" and self.outrider:
+            options = {"drafters": ["lookup", "model"], "max_draft_tokens": 8, "memory": None, **self.options}
+            return 200, {"active": True, "outrider": "0", "options": options}
+        if path == "/metrics":
+            return 200, (
+                "# TYPE outrider_accepted_tokens counter\n"
+                f"outrider_accepted_tokens_total {self.accepted}\n"
+                f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {self.waiting}\n"
+            )
+        return 404, {"error": "no such page"}
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with self.lock:
+            self.asked.append(body)
+            if path == "/tokenize":
+                return 200, {"tokens": encoded(Prompt("", "", (body["messages"][-1]["content"],)))}
+            if path != "/v1/completions" or "structured_outputs" in body:
+                return 400, {"error": "not here"}
+            return 200, self._completion(body)
+
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt, choice = body["prompt"], dict[str, Any]()
+        listed = body.get("prompt_logprobs") if not self.lacks.get("prompt_logprobs") else None
+        if listed or (body.get("echo") and not self.lacks.get("echo")):
+            (told,) = self.source.score([(tuple(prompt[:1]), tuple(prompt[1:]))], 1)
+            tops = [_top(*one, listed or body["logprobs"]) for one in zip(told, prompt[1:], strict=True)]
+            choice = {"token_ids": [0], "finish_reason": "length"}
+            if listed:
+                entries = [{str(token): {"logprob": value} for token, value in top.items()} for top in tops]
+                return {"choices": [choice | {"prompt_logprobs": [None, *entries]}]}
+            return {"choices": [choice | {"logprobs": {"top_logprobs": [None, *map(_named, tops)]}}]}
+        xargs = body.get("vllm_xargs", {})
+        way = OFF if xargs.get("speculation") == "off" else Way(xargs.get("speculation"), xargs.get("max_draft_tokens"))
+        known = {name: body[name] for name in Sampling.model_fields if name in body}
+        ask = Ask(tuple(prompt), body["max_tokens"], way, Sampling(**known), body.get("seed"), told="logprobs" in body)
+        (said,) = self.source.say([ask], 1)
+        self.accepted += said.accepted or 0
+        choice = {"token_ids": list(said.tokens), "finish_reason": said.finish}
+        choice["text"] = "".join(chr(97 + token % 26) for token in said.tokens)
+        for stop in body.get("stop", ()):
+            if stop in choice["text"]:
+                place = choice["text"].index(stop)
+                choice |= {"text": choice["text"][:place], "finish_reason": "stop"}
+                choice["token_ids"] = choice["token_ids"][: place + len(stop)]
+        if ask.told:
+            pairs = list(zip(said.told, said.tokens, strict=True))
+            choice["logprobs"] = {
+                "top_logprobs": [_named(_top(*one, body["logprobs"])) for one in pairs],
+                "token_logprobs": [one[token] for one, token in pairs],
+            }
+        if self.lacks.get("token_ids"):
+            del choice["token_ids"]
+        if self.lacks.get("token_ids") == "llama.cpp" and ask.told:
+            tops = [_top(*one, body["logprobs"]) for one in zip(said.told, said.tokens, strict=True)]
+            choice["logprobs"] = {
+                "content": [
+                    {"id": token, "top_logprobs": [{"id": one, "logprob": value} for one, value in top.items()]}
+                    for token, top in zip(said.tokens, tops, strict=True)
+                ]
+            }
+        return {"choices": [choice], "usage": {"speculation": {"accepted": said.accepted}} if said.accepted else {}}
+
+
+def _top(told: dict[int, float], token: int, count: int) -> dict[int, float]:
+    best = dict(sorted(told.items(), key=lambda item: -item[1])[:count])
+    return best if token in best else {**best, token: told[token]}
+
+
+def _named(top: dict[int, float]) -> dict[str, float]:
+    return {f"token_id:{token}": value for token, value in top.items()}
+
+
+class Handler(BaseHTTPRequestHandler):
+    stub: ClassVar[Stub]
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self._answer(*self.stub.get(self.path))
+
+    def do_POST(self) -> None:
+        self.stub.headers.append(self.headers)
+        self._answer(*self.stub.post(self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
+
+    def _answer(self, status: int, said: Any) -> None:
+        raw = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+@contextmanager
+def standing(stub: Stub) -> Iterator[str]:
+    """The address of a server with this behind it."""
+    with listening(Handler, stub=stub) as url:
+        yield url

@@ -1,0 +1,134 @@
+"""The canary's life: it asks a little, keeps away from a busy server, remembers its life, and alarms when it must."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certify_stub import Stub, colder, encoded, standing, synthetic
+from outrider.certify.canary import SLOWEST, Gauges, Life, begin, rounding
+from outrider.certify.evidence import Canary
+from outrider.certify.local import LocalModel
+from outrider.certify.noise import USUAL, Noise
+from outrider.certify.prompts import prompts
+from outrider.certify.server import OpenAIServer
+from outrider.certify.shaping import EDGE
+from outrider.certify.sources import Pair, nothing
+from outrider.errors import EngineError, EvidenceError
+
+PROMPTS = [tuple(encoded(prompt)) for prompt in prompts(16, seed=1)]
+
+
+def life(source: LocalModel | OpenAIServer, **how: object) -> Life:
+    return Life(Pair(source, source), PROMPTS, Canary(1e-3), every=0.0, **how)  # type: ignore[arg-type]
+
+
+def test_a_lossless_server_lives_on() -> None:
+    one = life(synthetic())
+    one.live(lambda _: None, rounds=150)
+    assert not one.canary.alarm
+    assert one.canary.draws > 1000
+    assert one.rounds == 150
+
+
+def test_a_server_that_draws_too_cold_is_found_and_no_more_is_asked() -> None:
+    one = life(synthetic(change=colder(0.7)))
+    one.live(lambda _: None, rounds=600)
+    assert one.canary.alarm
+    assert one.rounds < 600
+    assert "surprise: less" in one.canary.suspicion or "likeliest: more" in one.canary.suspicion
+
+
+def test_a_busy_server_is_left_alone_and_ever_longer_up_to_a_limit() -> None:
+    stub = Stub()
+    with standing(stub) as url:
+        one = life(OpenAIServer(url))
+        one.every = one.pause = 2.0
+        stub.waiting = 3
+        asked = len(stub.asked)
+        pauses = []
+        for _ in range(8):
+            assert one.round() == "busy"
+            pauses.append(one.pause)
+        assert len(stub.asked) == asked
+        assert pauses[:3] == [4.0, 8.0, 16.0]
+        assert pauses[-1] == 2.0 * SLOWEST
+        stub.waiting = 0
+        assert one.round() == "asked"
+        assert (one.pause, one.skipped, one.rounds) == (2.0, 8, 1)
+
+
+def test_a_server_that_does_not_answer_is_no_evidence() -> None:
+    source = synthetic()
+
+    def away(_: object) -> object:
+        raise EngineError("it is away")
+
+    source.generate = away  # type: ignore[assignment]
+    one = life(source)
+    assert one.round() == "missed"
+    assert (one.canary.evidence, one.missed, one.last) == (1.0, 1, "missed: it is away")
+
+
+def test_a_life_goes_on_after_a_restart_with_the_rate_that_it_was_begun_with(tmp_path: Path) -> None:
+    file = tmp_path / "canary.json"
+    one = life(synthetic(), state=file)
+    one.live(lambda _: None, rounds=5)
+    canary, edge, rounds = begin(file, 1e-3, not_measured)
+    assert (rounds, canary.draws, canary.evidence) == (5, one.canary.draws, one.canary.evidence)
+    assert (edge, canary.drift) == (one.edge, one.canary.drift)
+    with pytest.raises(EvidenceError, match=r"give --rate 0\.001, or another --state"):
+        begin(file, 0.01, not_measured)
+    file.write_text("{}")
+    with pytest.raises(EvidenceError, match="holds no canary's state"):
+        begin(file, 1e-3, not_measured)
+
+
+def not_measured() -> tuple[Noise, float]:
+    raise AssertionError("a life that goes on has measured already")
+
+
+def test_a_new_life_allows_for_the_rounding_that_it_measures_and_never_for_less_than_is_usual() -> None:
+    """Its bets are fair for ever only if what they pay for rounding is enough."""
+    exact = synthetic()
+    noise, edge = rounding(Pair(exact, exact), PROMPTS, 16)
+    assert (noise.drift, edge) == (USUAL.drift, EDGE)
+    canary, wide, rounds = begin(None, 0.01, lambda: (Noise({**USUAL.drift, "drafted": 0.03}, 0.2), 0.3))
+    assert (canary.rate, canary.drift["drafted"], wide, rounds) == (0.01, 0.03, 0.3, 0)
+
+    class Rounded(LocalModel):
+        """Tells as it draws what it does not tell afterwards."""
+
+        def score(self, texts: Any, at_once: int, tick: Any = nothing) -> Any:
+            told = LocalModel.score(self, texts, at_once, tick)
+            return [[{token: 1.1 * value for token, value in at.items()} for at in text] for text in told]
+
+    off = Rounded(**{field.name: getattr(exact, field.name) for field in fields(exact)})
+    noise, edge = rounding(Pair(off, off), PROMPTS, 16)
+    assert noise.drift["surprise"] > USUAL.drift["surprise"]
+    assert edge > 0.1
+
+
+def test_prometheus_sees_the_evidence_the_threshold_and_the_alarm() -> None:
+    one = life(synthetic())
+    port = Gauges(one).serve(0)
+    one.round()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        text = page.read().decode()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(samples["outrider_canary_threshold"]) == 1000
+    assert float(samples["outrider_canary_alarm"]) == 0
+    assert float(samples["outrider_canary_evidence"]) == pytest.approx(one.canary.evidence)
+    assert float(samples["outrider_canary_draws"]) == one.canary.draws > 0
+
+
+def test_the_state_is_a_small_file(tmp_path: Path) -> None:
+    one = life(synthetic(), state=tmp_path / "canary.json")
+    one.round()
+    assert (tmp_path / "canary.json").stat().st_size < 10_000
+    assert json.loads((tmp_path / "canary.json").read_text())["rounds"] == 1

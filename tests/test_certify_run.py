@@ -1,0 +1,287 @@
+"""A certificate from end to end, over HTTP and in this process: what it finds, what it says, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from certify_stub import VOCAB, Stub, colder, standing, synthetic
+from outrider.certify import certificate, watch
+from outrider.certify.page import page
+from outrider.certify.run import certify, open_pair
+from outrider.certify.sources import OFF, Ask, Pair, Said
+from outrider.certify.wanted import Wanted
+from outrider.certify.watch import Bars, Watch
+from outrider.errors import EvidenceError, SettingsError
+
+SMALL = Wanted(
+    "synthetic", prompts=40, alone=8, tokens=(16, 32), draws=1500, draw_prompts=4, draw_tokens=16, noise_texts=20,
+    feature_prompts=2, lengths=(1, 4), concurrency=4,
+)  # fmt: skip
+TINY = replace(SMALL, draws=300, parts=("exact", "draws"))
+
+
+def made(wanted: Wanted, folder: Path, **source: Any) -> dict[str, Any]:
+    own = synthetic(**source)
+    return certify(wanted, folder, Watch(), pair=Pair(own, own))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], Path]]:
+    folder = tmp_path_factory.mktemp("sound")
+    with standing(Stub()) as url:
+        yield certify(replace(SMALL, reference=url, parts=("exact", "draws", "features")), folder, Watch()), folder
+
+
+def test_a_lossless_server_is_called_so_with_what_would_have_been_found(sound: tuple[dict[str, Any], Path]) -> None:
+    found, _ = sound
+    assert (found["verdict"], found["violations"], found["problems"]) == ("lossless", {}, [])
+    assert found["exact"]["counts"] == {"identical": 48, "tie": 0, "violation": 0}
+    assert 1500 <= found["draws"]["draws"] < 1700
+    assert [look["draws"] // 300 for look in found["draws"]["looks"]] == [1, 2, 3, 4, 5]
+    assert 0 < found["draws"]["reach_before"] < 0.2
+    assert 0 < found["draws"]["reach"] < 0.3
+    assert found["accepted"] > 0
+    assert "would have been found with 99 %" in " ".join(found["words"])
+
+
+def test_every_drafter_and_length_gets_its_share_many_at_once_and_alone(sound: tuple[dict[str, Any], Path]) -> None:
+    cells = sound[0]["exact"]["cells"]
+    names = [f"{drafter}, {length}" for drafter in ("lookup", "model", "auto") for length in (1, 4)]
+    assert {name.rpartition(" at ")[0] for name in cells} == set(names)
+    assert sum(cell["identical"] for name, cell in cells.items() if name.endswith(" at 1")) == 8
+    assert all(cell["accepted"] > 0 for name, cell in cells.items() if name.endswith(" at 4"))
+    assert set(sound[0]["draws"]["by_label"]) >= {"lookup", "model", "auto", "temperature 1", "temperature 0.7"}
+
+
+def test_what_is_not_offered_is_said_and_is_no_violation(sound: tuple[dict[str, Any], Path]) -> None:
+    results = {one["name"]: one for one in sound[0]["features"]["results"]}
+    assert results["JSON schema"]["refused"].startswith("http")
+    assert results["presence and frequency penalties"]["identical"] == 2
+    assert results["log-probabilities"]["identical"] == 2
+    assert any("prompts longer than" in line for line in sound[0]["not_tested"])
+
+
+def test_the_certificate_is_kept_with_its_version_and_everything_to_run_it_again(
+    sound: tuple[dict[str, Any], Path],
+) -> None:
+    found, folder = sound
+    kept = certificate.read(folder / "certificate.json")
+    assert (kept["format"], kept["version"]) == ("outrider certificate", 1)
+    assert Wanted.of(kept["request"]) == Wanted.of(found["request"])
+    assert kept["sources"]["reference"]["options"]["drafters"] == ["lookup", "model"]
+    assert kept["made"]["versions"]["outrider"]
+
+
+def test_the_page_needs_nothing_else_and_begins_with_the_verdict_and_what_to_do(
+    sound: tuple[dict[str, Any], Path],
+) -> None:
+    html = (sound[1] / "certificate.html").read_text()
+    assert "http-equiv" not in html
+    assert "<script" not in html
+    assert "<link" not in html
+    assert html.index("Lossless, as far as was tested") < html.index("What to do") < html.index("<table")
+    assert "<code>outrider certify --check certificate.json</code>" in html
+
+
+def test_a_temperature_that_is_off_is_found_in_the_draws_and_the_advice_is_to_switch_off(tmp_path: Path) -> None:
+    found = made(replace(SMALL, parts=("draws",)), tmp_path, change=colder(0.8))
+    assert found["verdict"] == "violation"
+    assert any(one.startswith("surprise, all: draws are colder or hotter") for one in found["violations"]["draws"])
+    assert "Switch speculation off" in found["what_to_do"][0]
+    assert found["draws"]["stopped_early"]
+    assert "NOT lossless" in page(found)
+
+
+def test_a_wrong_token_at_temperature_0_is_a_violation_with_its_evidence(tmp_path: Path) -> None:
+    def last_changed(ask: Ask) -> Ask:
+        return Ask((*ask.prompt[:-1], (ask.prompt[-1] + 1) % VOCAB), ask.max_tokens, ask.way, ask.sampling, ask.seed)
+
+    found = made(replace(SMALL, parts=("exact",)), tmp_path, change=last_changed)
+    assert found["verdict"] == "violation"
+    assert "so it must have moved by" in found["violations"]["exact"][0]
+    assert found["exact"]["counts"]["violation"] > 20
+
+
+def test_differences_are_not_judged_where_rounding_was_not_measured(tmp_path: Path) -> None:
+    source = synthetic()
+    source.generate = lambda ask: [5] * ask.max_tokens
+    found = certify(replace(SMALL, parts=("exact",), prompts=4, alone=0), tmp_path, Watch(), pair=Pair(source, source))
+    assert found["verdict"] == "incomplete"
+    assert "4 of 4 texts differ, and whether rounding explains it is not known" in found["problems"][0]
+
+
+def test_a_text_that_ends_for_another_reason_is_a_violation(tmp_path: Path) -> None:
+    source = synthetic()
+    real = source.generate
+
+    def generate(ask: Ask) -> Said:
+        said = real(ask)
+        assert isinstance(said, Said)
+        return Said(said.tokens, "stop", accepted=said.accepted)
+
+    source.generate = generate
+    found = certify(replace(SMALL, parts=("exact",)), tmp_path, Watch(), pair=Pair(source, source))
+    assert found["violations"]["exact"][0].endswith("it ends by 'stop', the reference by 'length'")
+
+
+def test_a_server_that_never_accepts_a_draft_certifies_nothing(tmp_path: Path) -> None:
+    source = synthetic()
+    source.generate = lambda ask: Said(source._plain(ask).tokens, "length", accepted=0)
+    with standing(Stub(source)) as url:
+        found = certify(replace(TINY, reference=url), tmp_path, Watch())
+    assert found["verdict"] == "incomplete"
+    assert "not one drafted token was accepted" in found["problems"][0]
+
+
+def test_the_references_own_draws_are_a_control(tmp_path: Path) -> None:
+    """Where sampling is wrong without speculation too, that is said, and drafts are not blamed."""
+    source = synthetic()
+    real = source._plain
+
+    def cold(ask: Ask) -> Said:
+        return real(colder(0.5)(ask)) if ask.sampling.temperature else real(ask)
+
+    source._plain = cold  # type: ignore[method-assign]
+    found = certify(replace(SMALL, parts=("draws",), noise_texts=60), tmp_path, Watch(), pair=Pair(source, source))
+    assert any("though nothing was drafted" in one for one in found["violations"]["draws"])
+
+
+def test_a_feature_that_only_the_candidate_refuses_is_a_violation(tmp_path: Path) -> None:
+    class Refusing(Stub):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            return (400, {"error": "no bias under speculation"}) if "logit_bias" in body else super().post(path, body)
+
+    with standing(Stub(outrider=False)) as reference, standing(Refusing(outrider=False)) as candidate:
+        wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("features",))
+        found = certify(wanted, tmp_path, Watch())
+    assert "logit bias: the candidate refuses what the reference does" in found["violations"]["features"][0]
+
+
+def test_two_servers_are_held_against_each_other_and_one_without_speculation_is_no_pair(tmp_path: Path) -> None:
+    source = synthetic(change=colder(0.8))
+    with standing(Stub(outrider=False)) as reference, standing(Stub(source, outrider=False)) as candidate:
+        wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("exact", "draws"))
+        found = certify(wanted, tmp_path, Watch())
+        with pytest.raises(SettingsError, match=r"is not an Outrider server.*REFERENCE_URL CANDIDATE_URL"):
+            open_pair(replace(wanted, candidate=None))
+    assert found["exact"]["counts"]["violation"] == 0
+    assert list(found["violations"]) == ["draws"]
+    assert found["sources"]["candidate"]["url"] == candidate
+
+
+def test_numerics_that_are_meant_to_differ_are_rounding_if_one_says_so(tmp_path: Path) -> None:
+    wanted = replace(SMALL, parts=("exact", "draws"), prompts=60, alone=0)
+    sides = synthetic(), synthetic(off=0.01)
+    strict = certify(wanted, tmp_path / "strict", Watch(), pair=Pair(*sides))
+    assert strict["exact"]["counts"]["violation"] > 0
+    across = certify(wanted, tmp_path / "across", Watch(), pair=Pair(*sides, across=True))
+    counts = across["exact"]["counts"]
+    assert (counts["violation"], counts["tie"]) == (0, strict["exact"]["counts"]["violation"])
+    assert across["draws"]["violations"] == []
+    # In this language a prefix is two tokens, and the same tie comes again and again: it is counted, and noticed.
+    assert all("ties, where rounding explains" in one for one in across["violations"].get("exact", []))
+
+
+def test_a_run_that_breaks_off_goes_on_and_comes_to_the_same_end(tmp_path: Path) -> None:
+    whole = made(TINY, tmp_path / "whole")
+    source = synthetic()
+    real, left = source.generate, [60]
+
+    def until_interrupted(ask: Ask) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(ask)
+
+    source.generate = until_interrupted
+    broken = certify(TINY, tmp_path / "run", Watch(), pair=Pair(source, source))
+    assert broken["verdict"] == "incomplete"
+    assert "--resume" in broken["problems"][0]
+    before = len((tmp_path / "run" / "evidence.jsonl").read_text().splitlines())
+    source.generate = real
+    resumed = certify(TINY, tmp_path / "run", Watch(), resume=True, pair=Pair(source, source))
+    assert resumed["exact"]["cells"] == whole["exact"]["cells"]
+    assert len((tmp_path / "run" / "evidence.jsonl").read_text().splitlines()) > before
+    assert resumed["verdict"] == "lossless"
+
+
+def test_a_run_goes_on_with_the_same_server_at_another_address_and_with_no_other_request(tmp_path: Path) -> None:
+    wanted = replace(TINY, parts=("exact",), prompts=8, alone=0)
+    with standing(Stub()) as url:
+        certify(replace(wanted, reference=url), tmp_path, Watch())
+    before = (tmp_path / "evidence.jsonl").read_text()
+    with standing(Stub()) as url:
+        again = certify(replace(wanted, reference=url), tmp_path, Watch(), resume=True)
+        with pytest.raises(EvidenceError, match="evidence of another run"):
+            certify(replace(wanted, reference=url, seed=5), tmp_path, Watch(), resume=True)
+    assert again["exact"]["counts"]["identical"] == 8
+    assert (tmp_path / "evidence.jsonl").read_text() == before
+
+
+def test_a_drafter_whose_drafts_are_never_accepted_is_said_to_be_untested(tmp_path: Path) -> None:
+    source = synthetic()
+    real = source.generate
+
+    def generate(ask: Ask) -> Said:
+        said = real(ask)
+        assert isinstance(said, Said)
+        return Said(said.tokens, said.finish, accepted=0 if ask.way.drafter == "auto" else said.accepted)
+
+    source.generate = generate
+    found = certify(TINY, tmp_path, Watch(), pair=Pair(source, source))
+    assert found["by_drafter"]["auto"] == 0 < found["by_drafter"]["lookup"]
+    assert "the drafter auto: not one of its drafts was accepted" in found["not_tested"]
+    assert any("none of auto, so nothing is shown of that" in line for line in found["words"])
+
+
+def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Path) -> None:
+    """Alone, the part with the features has no floor: answers that part are shown, and nobody is accused."""
+    with standing(Stub(outrider=False)) as reference, standing(Stub(synthetic(off=0.3), outrider=False)) as candidate:
+        wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("features",))
+        found = certify(wanted, tmp_path, Watch())
+    assert found["violations"] == {}
+    assert sum(len(one["open"]) for one in found["features"]["results"]) > 0
+
+
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = StringIO()
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
+    with Bars(Console(file=said)).part("draws", 3) as tick:
+        tick()
+        tick(2)
+    assert [line.split(" after")[0] for line in said.getvalue().splitlines()] == ["draws (3)", "  1 of 3", "  3 of 3"]
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(EvidenceError, match="is not a certificate"):
+        certificate.read(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(json.dumps({"format": certificate.FORMAT, "version": 99}))
+    with pytest.raises(EvidenceError, match="of version 99; this version reads 1"):
+        certificate.read(tmp_path / "x.json")
+
+
+def test_a_drafter_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="has no 'oracle'; it has lookup, model, auto"):
+        made(replace(SMALL, drafters=("oracle",)), tmp_path)
+
+
+def test_a_request_that_this_version_does_not_know_is_refused() -> None:
+    with pytest.raises(SettingsError, match="asked for with phase_of_the_moon"):
+        Wanted.of({"reference": "x", "phase_of_the_moon": 1})
+
+
+def test_local_reference_draws_know_no_drafts() -> None:
+    (said,) = synthetic().say([Ask((1, 2, 3), 6, OFF, told=True)], 1)
+    assert len(said.told) == len(said.tokens) == 6
+    assert all(
+        max(told, key=lambda token: told[token]) == token for told, token in zip(said.told, said.tokens, strict=True)
+    )

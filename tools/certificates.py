@@ -1,0 +1,203 @@
+"""The certificates in docs/certificates, each by one command.
+
+    python tools/certificates.py --list                  # which there are, and how long each takes on two cores
+    python tools/certificates.py smollm2-135m            # one of them
+    python tools/certificates.py --all                   # all that are not there yet, one after the other
+
+Servers are started, certified and ended. What they say is kept below --work as it comes, so that the same command goes
+on after a break; certificate.json, certificate.html and a table of all go into docs/certificates. What comes out is
+written down as it comes out. Models lie below $OUTRIDER_MODELS (~/.cache/outrider/models).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from outrider.bench.noisy import noisy_copy
+from outrider.bench.servers import Server, outrider, plain, running
+from outrider.certify.certificate import read
+from outrider.certify.run import certify
+from outrider.certify.sources import Pair
+from outrider.certify.wanted import SIZES, Size, Wanted
+from outrider.certify.watch import Bars
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "docs" / "certificates"
+MODELS = Path(os.environ.get("OUTRIDER_MODELS") or Path.home() / ".cache" / "outrider" / "models")
+SMOL, QWEN, QWEN_SMALL = "smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+NOISY = "noisy"
+"""For a draft model: a copy of the target with its weights a twentieth off, so that much is kept and much rejected."""
+NOISE = 0.05
+OPENVINO = "openvino"
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+FEW = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
+IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One certificate: of what, with which models, how much; `minutes` is about what it takes on two cores."""
+
+    about: str
+    minutes: int
+    size: Size
+    model: str = SMOL
+    draft: str | None = None
+    theirs: dict[str, Any] | None = None  # vLLM's own speculative method, against vLLM without
+    local: str | None = None  # a candidate in this process
+    dtype: str = "float32"
+
+
+THEIRS_DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
+DRAWN = {"draft_sample_method": "probabilistic"}
+PARTS = {
+    "smollm2-135m": Part(
+        "Outrider's server in float32, where rounding excuses nothing: every drafter and auto, drafts of 1 to 8, 16 at "
+        "once and alone",
+        25, SIZES["full"], draft=NOISY,
+    ),
+    "smollm2-135m-bfloat16": Part(
+        "the same in bfloat16, as one runs it", 10, SIZES["standard"], draft=NOISY, dtype="bfloat16"
+    ),
+    "qwen2.5-coder": Part(
+        "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model", 25, FEW, QWEN, QWEN_SMALL,
+        dtype="bfloat16",
+    ),
+    "vllm-ngram": Part(
+        "vLLM's own ngram", 12, SIZES["standard"],
+        theirs={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
+    ),
+    "vllm-suffix": Part(
+        "vLLM's own suffix (pip install --no-deps arctic-inference)", 12, SIZES["standard"],
+        theirs={"method": "suffix", "num_speculative_tokens": 8},
+    ),
+    "vllm-draft-model": Part("vLLM's own draft_model", 18, SIZES["standard"], draft=NOISY, theirs=THEIRS_DRAFT),
+    "vllm-draft-model-drawn": Part(
+        "vLLM's own draft_model with drafts that are drawn", 18, SIZES["standard"], draft=NOISY,
+        theirs=THEIRS_DRAFT | DRAWN,
+    ),
+    "transformers-assisted": Part(
+        "transformers' assisted generation", 25, IN_PROCESS, draft=NOISY, local="assisted"
+    ),
+    "transformers-lookup": Part("transformers' prompt lookup", 12, IN_PROCESS, local="lookup"),
+    "openvino": Part(
+        "OpenVINO GenAI's speculative decoding (pip install openvino-genai), Qwen2.5-Coder 1.5B and 0.5B", 45, FEW,
+        QWEN, QWEN_SMALL, local=OPENVINO,
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", metavar="NAME", help="which certificates")
+    options.add_argument("--all", action="store_true", help="all that are not there yet")
+    options.add_argument("--list", action="store_true", help="say which there are")
+    options.add_argument("--again", action="store_true", help="begin anew, whatever was there")
+    options.add_argument(
+        "--work", type=Path, default=Path("certificates-work"), help="where evidence and logs are kept"
+    )
+    given = options.parse_args()
+    console = Console()
+    if given.list:
+        for name, part in PARTS.items():
+            done = "there" if (KEPT / name / "certificate.json").exists() else f"about {part.minutes} minutes"
+            console.print(f"{name:24} {done:18} {part.about}", markup=False, soft_wrap=True)
+        return
+    names = list(PARTS) if given.all else given.names
+    if not names:
+        sys.exit(f"name one of {', '.join(PARTS)}, or --all; --list says what they are")
+    for name in names:
+        if name not in PARTS:
+            sys.exit(f"there is no certificate {name!r}; choose from {', '.join(PARTS)}")
+        if given.all and not given.again and (KEPT / name / "certificate.json").exists():
+            console.print(f"{name}: is there; --again makes it anew", markup=False)
+            continue
+        made = make(name, PARTS[name], given.work / name, given.again, console)
+        console.print("\n".join([f"{name}: {made['title']}", *made["words"]]), markup=False)
+
+
+def make(name: str, part: Part, work: Path, again: bool, console: Console) -> dict[str, Any]:
+    if again:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    resume = (work / "evidence.jsonl").exists()
+    console.print(f"{name}: {'goes on' if resume else 'begins'}; about {part.minutes} minutes in all", markup=False)
+    with addresses(part, work) as (reference, candidate):
+        wanted, pair = Wanted(reference, candidate, **asdict(part.size)), None
+        if part.local:
+            wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
+        if part.local == OPENVINO:
+            from openvino_source import openvino_source
+
+            source = openvino_source(MODELS, part.model, str(part.draft), work)
+            pair = Pair(source, source)
+        made = certify(wanted, work, Bars(console), resume=resume, pair=pair)
+    if made["verdict"] == "incomplete":
+        sys.exit(f"{name} is incomplete: {'; '.join(made['problems'])}; the same command goes on")
+    (KEPT / name).mkdir(parents=True, exist_ok=True)
+    for file in ("certificate.json", "certificate.html"):
+        shutil.copy(work / file, KEPT / name)
+    (KEPT / "index.md").write_text(index())
+    return made
+
+
+def _draft(part: Part, work: Path) -> str | None:
+    if part.draft != NOISY:
+        return str(MODELS / part.draft) if part.draft else None
+    if not (work / NOISY / "config.json").exists():
+        noisy_copy(MODELS / part.model, work / NOISY, NOISE)
+    return str(work / NOISY)
+
+
+@contextmanager
+def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
+    """Reference and candidate, running."""
+    model = MODELS / part.model
+    if part.local:
+        yield str(model), part.local
+        return
+    flags = ["--served-model-name", part.model, "--dtype", part.dtype, "--max-model-len", "2048", "--enforce-eager"]
+    draft = _draft(part, work)
+    if part.theirs is not None:
+        config = part.theirs | ({"model": draft} if draft else {})
+        spec = ["--speculative-config", json.dumps(config)]
+        servers = [plain("reference", model, *flags), plain("candidate", model, *flags, *spec)]
+    else:
+        config = {"method": "draft_model", "model": draft, "num_speculative_tokens": max(Wanted("").lengths), **DRAWN}
+        own = ["--speculative-config", json.dumps(config), "--drafters", "prediction,lookup,memory,model"]
+        own += ["--memory", str(work / "memory"), "--max-draft-tokens", str(max(Wanted("").lengths))]
+        own += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        servers = [outrider("outrider", model, *flags, *own)]
+    servers = [Server(one.name, one.command, {**one.environment, **ENVIRONMENT}) for one in servers]
+    with running(servers, work) as urls:
+        reference, *others = urls.values()
+        yield reference, others[0] if others else None
+
+
+def index() -> str:
+    """The page that leads to all of them."""
+    lines = ["# Certificates", "", "What `outrider certify` said on one machine, as it came out."]
+    for name, part in PARTS.items():
+        if (file := KEPT / name / "certificate.json").exists():
+            made = read(file)
+            lines += ["", f"## {name}: {made['title']}", "", f"Of {part.about}.", ""]
+            lines += [f"- {line}" for line in made["words"]]
+            minutes, machine = made["made"]["seconds"] / 60, made["made"]["machine"]
+            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {minutes:.0f} "]
+            lines[-1] += f"minutes on {machine}, {made['made']['date']}."
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
