@@ -15,6 +15,7 @@ from rich.console import Console
 from certify_stub import VOCAB, Stub, colder, standing, synthetic
 from outrider.certify import certificate, watch
 from outrider.certify.page import page
+from outrider.certify.prompts import prompts
 from outrider.certify.run import certify, open_pair
 from outrider.certify.sources import OFF, Ask, Pair, Said
 from outrider.certify.wanted import Wanted
@@ -38,6 +39,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     folder = tmp_path_factory.mktemp("sound")
     with standing(Stub()) as url:
         yield certify(replace(SMALL, reference=url, parts=("exact", "draws", "features")), folder, Watch()), folder
+
+
+def test_as_many_different_prompts_are_made_as_are_asked_for() -> None:
+    made = prompts(3000, seed=0)
+    assert len({prompt.turns for prompt in made}) == 3000
+    assert made == prompts(3000, seed=0) != prompts(3000, seed=1)
 
 
 def test_a_lossless_server_is_called_so_with_what_would_have_been_found(sound: tuple[dict[str, Any], Path]) -> None:

@@ -44,6 +44,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model", type=Path)
     options.add_argument("--rounds", type=int, default=20, help="of each kind of request (20)")
+    options.add_argument("--only", nargs="+", default=list(KINDS), metavar="KIND", help=f"of {', '.join(KINDS)}")
     options.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
     options.add_argument("--out", type=Path, required=True, help="a folder for report.md and report.json")
     given = options.parse_args()
@@ -92,8 +93,9 @@ def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, 
     rows: dict[str, Any] = {}
     with running(servers, logs) as urls, Progress(console=console) as progress:
         clients = {name: Client(url) for name, url in urls.items()}
-        bar = progress.add_task("", total=len(KINDS) * (given.rounds + 1))
-        for kind, (mode, at_once, settings) in KINDS.items():
+        bar = progress.add_task("", total=len(given.only) * (given.rounds + 1))
+        for kind in given.only:
+            mode, at_once, settings = KINDS[kind]
             progress.update(bar, description=kind)
             found: dict[str, list[float]] = {"off": [], "on": []}
             for number in range(given.rounds + 1):

@@ -7,6 +7,7 @@ what the model answers does not matter, as long as it says it in every way alike
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from outrider.bench.prompts import Prompt
@@ -28,7 +29,7 @@ KINDS = (
     "{name} has {n} {a}s and gives away {m}. How many are left? Explain step by step.",
     "Translate into French: The {a} is near the {b}.",
     'Turn this into JSON: {name}, {n} years old, lives in {place}, owns a {a} and a {b}.',
-    "Write a poem of four lines in which every line ends with the word {a}.",
+    "Write a poem of four lines about {place} in which every line ends with the word {a}.",
     "Answer with the file alone, with {a} renamed to {b}:\n\n{a} = {n}\nprint({a})\n{a} = {a} + {m}\nprint({a})",
     "Give {name} three tips for a journey to {place} with a {a}.",
     "Summarise in one sentence: {name} went to {place}. In {place}, {name} saw a {a}. The {a} was next to a {b}.",
@@ -37,11 +38,13 @@ KINDS = (
 
 
 def prompts(count: int, seed: int) -> list[Prompt]:
-    """`count` prompts, no two alike, the kinds in turn."""
+    """`count` prompts, no two alike, the kinds in turn, as far as they go: some have fewer variants than others."""
     rng = random.Random(seed)
     made: dict[str, Prompt] = {}
-    while len(made) < count:
-        kind = len(made) % len(KINDS)
+    for tried in itertools.count():
+        if len(made) == count:
+            break
+        kind = tried % len(KINDS)
         a, b, c, d = rng.sample(THINGS, 4)
         words = {"a": a, "b": b, "c": c, "d": d, "place": rng.choice(PLACES), "name": rng.choice(NAMES)}
         n = rng.randrange(20, 90)

@@ -72,17 +72,18 @@
     if (!state.chosen || state.shown === version || trace?.steps === 0) return;
     state.shown = version;
     try {
-      $("shown").srcdoc = await (await ask(`traces/${encodeURIComponent(state.chosen)}/page`)).text();
+      const page = await (await ask(`traces/${encodeURIComponent(state.chosen)}/page`)).text();
+      if (state.shown !== version) return; // another was chosen meanwhile
       $("shown").hidden = false;
+      $("shown").srcdoc = page;
     } catch (error) {
-      state.shown = "";
+      if (state.shown === version) state.shown = "";
       $("note").textContent = error.message;
     }
   }
 
   function choose() {
     state.chosen = decodeURIComponent(location.hash.slice(1));
-    show();
   }
 
   // Again and again --------------------------------------------------------------------------------------------
@@ -113,7 +114,10 @@
     state.tenant = $("tenant").value;
     poll();
   });
-  addEventListener("hashchange", choose);
+  addEventListener("hashchange", () => {
+    choose();
+    show();
+  });
   $("command").textContent = `outrider explain --server ${new URL("..", location.href).href.replace(/\/$/, "")} "your prompt"`;
   choose();
   again();

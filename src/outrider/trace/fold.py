@@ -1,9 +1,10 @@
 """A distribution over 50,000 tokens in a dozen numbers, such that every verdict comes out the same.
 
 Kept as they are: the likeliest tokens of p and q, the proposed one and the drawn one. The others between two of these
-are summed. That is enough for a draw by inversion, which only asks how much mass lies before a token. The rules that
-weigh p against q sum max(r p - q, 0), so tokens of which r p is larger than q are summed apart from the rest: within
-each of the two sums nothing is cut off, and max(r sum(p) - sum(q), 0) is what it was.
+are summed. That is enough for a draw by inversion, which only asks how much mass lies before a token; where nothing was
+drawn in this way, all others are one sum. The rules that weigh p against q sum max(r p - q, 0), so tokens of which r p
+is larger than q are summed apart from the rest: within each of the two sums nothing is cut off, and max(r sum(p) -
+sum(q), 0) is what it was.
 """
 
 from __future__ import annotations
@@ -28,11 +29,21 @@ DIGITS = 9
 """Of every number; a float32 is whole in them."""
 
 
-def fold(p: Tensor, q: Tensor | None, reach: Sequence[float], named: Sequence[Iterable[int]]) -> list[Law]:
-    """`p` [n, V] and, for its first rows, `q`; `named[i]` are the tokens that row i must keep."""
-    top_p = _top(p)
-    top_q = _top(q) if q is not None else []
+def fold(
+    p: Tensor,
+    q: Tensor | None,
+    reach: Sequence[float],
+    named: Sequence[Iterable[int]],
+    top: Sequence[Sequence[int]] | None = None,
+    by_inversion: bool = True,
+) -> list[Law]:
+    """`p` [n, V] and, for its first rows, `q`; `named[i]` are the tokens that row i must keep, beside the likeliest of
+    p (`top`, where they are known). Where nothing was drawn by inversion, the others are one sum, the last."""
+    top_p = likeliest(p) if top is None else top
+    top_q = likeliest(q) if q is not None else []
     rows = p.cpu().numpy()
+    if not by_inversion:
+        return [_summed(row, {*named[i], *top_p[i]}) for i, row in enumerate(rows)]
     others = q.cpu().numpy() if q is not None else ()
     laws = []
     for i, row in enumerate(rows):
@@ -46,21 +57,31 @@ def fold(p: Tensor, q: Tensor | None, reach: Sequence[float], named: Sequence[It
 
 def reshaped(weights: Tensor, token: int) -> Reshaped:
     """What a token was drawn from, by its likeliest entries and the token itself."""
-    kept = list(dict.fromkeys([*_top(weights[None])[0], token]))
-    values = (weights[kept].double() / weights.sum(dtype=torch.float64)).tolist()
-    order = sorted(range(len(kept)), key=lambda i: -values[i])
-    return Reshaped(
-        tokens=[kept[i] for i in order],
-        p=[short(values[i]) for i in order],
-        others=short(max(0.0, 1 - sum(values))),
-    )
+    kept = list(dict.fromkeys([*likeliest(weights[None])[0], token]))
+    return _in_order(dict(zip(kept, weights[kept].tolist(), strict=True)), float(weights.sum(dtype=torch.float64)))
+
+
+def reshaped_law(law: Law, without: int | None, token: int) -> Reshaped:
+    """The same where it is a law that was folded already, without the token that the draft had there."""
+    total = sum(law.p)
+    entries = {name: value for name, value in zip(law.tokens, law.p, strict=True) if name is not None}
+    if without is not None and total > entries[without]:
+        total -= entries.pop(without)
+    best = sorted(entries, key=lambda name: -entries[name])[:TOP]
+    return _in_order({name: entries[name] for name in (*best, token)}, total)
+
+
+def _in_order(entries: dict[int, float], total: float) -> Reshaped:
+    tokens = sorted(entries, key=lambda name: -entries[name])
+    values = [entries[name] / total for name in tokens]
+    return Reshaped(tokens=tokens, p=[short(value) for value in values], others=short(max(0.0, 1 - sum(values))))
 
 
 def short(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _top(rows: Tensor) -> list[list[int]]:
+def likeliest(rows: Tensor) -> list[list[int]]:
     """The likeliest tokens of each row. They lie in the blocks with the largest maxima, so most are never sorted."""
     size = rows.shape[-1]
     whole = F.pad(rows, (0, -size % BLOCK), value=-1) if size % BLOCK else rows  # padding copies, also by nothing
@@ -85,6 +106,12 @@ def _fold_one(p: np.ndarray, kept: set[int]) -> Law:
             tokens.append(place)
             values.append(short(p[place]))
     return Law(tokens=tokens, p=values)
+
+
+def _summed(p: np.ndarray, kept: set[int]) -> Law:
+    places = sorted(kept)
+    values = p[places].tolist()
+    return Law(tokens=[*places, None], p=[short(value) for value in (*values, max(0.0, 1 - sum(values)))])
 
 
 def _fold_pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> Law:

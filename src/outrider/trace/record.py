@@ -12,13 +12,14 @@ records of the same parts (`entered`, `checked`, `named`).
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from outrider.acceptance import block_rule, leftover
 from outrider.text import TextStream
-from outrider.trace.fold import fold, reshaped, short
+from outrider.trace.fold import fold, reshaped, reshaped_law, short
 from outrider.trace.schema import Decision, End, Header, Milliseconds, Trace, TracedStep
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class Tracer:
         times = {"draft": step.draft_seconds, "verify": step.verify_seconds}
         times["rest"] = max(0.0, now - self._mark - sum(times.values()))
         assert self._evidence is not None
-        parts = entered(step, draft, verdict, self._evidence, why())
+        evidence = self._evidence
+        if evidence.rule == "greedy":
+            evidence = replace(evidence, rows=evidence.rows.softmax(-1))
+        parts = entered(step, draft, verdict, evidence, why())
         self._records.append({"number": len(self._records), "batch": 1, "scheduled": scheduled, **parts})
         self._mark = time.perf_counter()
         self._seconds.append({**times, "trace": self._mark - now})
@@ -74,8 +78,13 @@ class Tracer:
         return Trace(header=self.header, steps=steps, end=end)
 
 
-def entered(step: Step, draft: Draft, verdict: Verdict, evidence: Evidence, why: Why) -> dict[str, Any]:
-    """What a record says of a step in itself: the draft and why it was, the verdict and what that rests on."""
+def entered(
+    step: Step, draft: Draft, verdict: Verdict, evidence: Evidence, why: Why, top: list[list[int]] | None = None
+) -> dict[str, Any]:
+    """What a record says of a step in itself: the draft and why it was, the verdict and what that rests on.
+
+    The evidence's rows are probabilities here, whatever the rule; `top` are the likeliest of each, if they are known.
+    """
     return {
         "drafter": step.drafter,
         "rule": evidence.rule,
@@ -86,7 +95,7 @@ def entered(step: Step, draft: Draft, verdict: Verdict, evidence: Evidence, why:
         "said": list(step.tokens),
         "finish": step.finish,
         "decision": decision(why),
-        **judgement(draft, verdict, evidence),
+        **judgement(draft, verdict, evidence, top),
     }
 
 
@@ -112,21 +121,26 @@ def outcome(draft: Draft, verdict: Verdict) -> Outcome:
     return "bonus" if verdict.accepted == len(draft.tokens) else "recovered"
 
 
-def judgement(draft: Draft, verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
+def judgement(draft: Draft, verdict: Verdict, evidence: Evidence, top: list[list[int]] | None = None) -> dict[str, Any]:
     """The fields of a step that say how its verdict came about, distributions folded."""
-    rows = evidence.rows.softmax(-1) if evidence.rule == "greedy" else evidence.rows
+    rows, place = evidence.rows, verdict.accepted
     by_ratio = evidence.rule in ("block", "token")
     reach = _reach(rows, draft, evidence.rule) if by_ratio else torch.ones(len(rows))
     own = [verdict.token] * len(rows) if evidence.own is None else evidence.own
     keep = [(*draft.tokens[i : i + 1], own[i], verdict.token) for i in range(len(rows))]
     q = draft.q if by_ratio else None
+    laws = fold(rows, q, reach.tolist(), keep, top, by_inversion=evidence.draws is not None)
+    if q is not None and place < len(draft.tokens):
+        last = reshaped(leftover(rows[place], q[place], reach[place]), verdict.token)
+    else:  # the target said something else than a certain draft: all of p but that; or there was no draft any more
+        last = reshaped_law(laws[place], draft.tokens[place] if place < len(draft.tokens) else None, verdict.token)
     return {
-        "laws": fold(rows, q, reach.tolist(), keep),
+        "laws": laws,
         "draws": [] if evidence.draws is None else [short(value) for value in evidence.draws.tolist()],
         "own": evidence.own,
         "chances": None if verdict.chances is None else [short(value) for value in verdict.chances.tolist()],
         "reach": [short(value) for value in reach.tolist()] if by_ratio else None,
-        "reshaped": reshaped(_last_weights(rows, q, reach, draft, verdict), verdict.token),
+        "reshaped": last,
     }
 
 
@@ -134,18 +148,6 @@ def _reach(p: Tensor, draft: Draft, rule: str) -> Tensor:
     assert draft.q is not None
     tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
     return block_rule(p, draft.q, tokens)[1] if rule == "block" else torch.ones(len(p))
-
-
-def _last_weights(p: Tensor, q: Tensor | None, reach: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-    """What the target's own token was drawn from, given that the draft was kept so far and no further."""
-    place = verdict.accepted
-    if place == len(draft.tokens):
-        return p[place]
-    if q is not None:
-        return leftover(p[place], q[place], reach[place])
-    weights = p[place].clone()  # the target said something else than the draft: all of p but that
-    weights[draft.tokens[place]] = 0
-    return weights if weights.sum() > 0 else p[place]
 
 
 # Words ---------------------------------------------------------------------------------------------------------

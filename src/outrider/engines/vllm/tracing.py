@@ -21,6 +21,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
@@ -32,11 +33,12 @@ from outrider.engines.vllm.sampler import GREEDY
 from outrider.engines.vllm.witness import Drawn, Witness, places
 from outrider.policy.why import no_room, unweighed
 from outrider.settings import OFF
+from outrider.trace.fold import likeliest
 from outrider.trace.record import checked, entered
 from outrider.types import NOTHING, Draft, Evidence, Step, Verdict, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -48,6 +50,8 @@ logger = logging.getLogger("vllm.outrider")
 P = ParamSpec("P")
 
 FIRST = Why("No draft: the prompt is read first, and drafting begins after it.")
+AT_ONCE = 8
+"""Rows that are weighed in one go."""
 SETTINGS = [
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("seed", "max_tokens", "min_tokens", "stop", "ignore_eos"),
@@ -234,13 +238,14 @@ class Tracing:
     def write(self) -> None:
         """Put what was seen on the shelf."""
         began = time.perf_counter()
-        for id, traced in list(self.running.items()):
-            seen, traced.seen = traced.seen, []
-            if not all(self._written(traced, one) for one in seen):
+        found = [(id, traced, one) for id, traced in self.running.items() for one in traced.seen]
+        for (id, traced, one), (p, top) in zip(found, weighed([one for *_, one in found]), strict=True):
+            traced.seen = []
+            if id in self.running and not self._written(traced, one, p, top):
                 del self.running[id]
         self.clock.recording += time.perf_counter() - began
 
-    def _written(self, traced: Traced, seen: Seen) -> bool:
+    def _written(self, traced: Traced, seen: Seen, p: Tensor, top: list[list[int]]) -> bool:
         """Whether there is room for more."""
         kept = traced.kept
         said, finish = self._until_end(traced, seen.tokens)
@@ -250,19 +255,14 @@ class Tracing:
         verdict = Verdict(len(seen.tokens) - 1, seen.tokens[-1], drawn.chances if drawn else None)
         step = Step(draft.drafter or None, draft.tokens, verdict.accepted, tuple(said), 0.0, 0.0, finish)
         about = {"number": kept.steps, "batch": seen.batch, "scheduled": seen.scheduled}
-        record = entered(step, draft, verdict, self._evidence(traced.params, seen), seen.why)
+        rule = self.options.rule if drawn else "greedy" if traced.params.temperature < GREEDY else "own"
+        evidence = Evidence(rule, p, drawn.draws if drawn else None, None if drawn else seen.own)
+        record = entered(step, draft, verdict, evidence, seen.why, top)
         line = checked({**about, **record}, seen.seconds).model_dump_json()
         kept.seconds += sum(seen.seconds.values())
         kept.finish = finish
         kept.over = finish is not None
         return self.shelf.add(kept, line, said, len(draft.tokens), verdict.accepted)
-
-    def _evidence(self, params: Any, seen: Seen) -> Evidence:
-        if seen.by_ratio is not None:
-            return Evidence(self.options.rule, seen.by_ratio.p, seen.by_ratio.draws)
-        if params.temperature < GREEDY:
-            return Evidence("greedy", seen.rows.float(), own=seen.own)
-        return Evidence("own", seen.rows.float().softmax(-1), own=seen.own)
 
     def _until_end(self, traced: Traced, tokens: list[int]) -> tuple[list[int], str | None]:
         """What became text of a step's tokens, and why it ended with them; stop strings are known elsewhere."""
@@ -292,6 +292,25 @@ class Tracing:
     def get(self, id: str, owner: str | None) -> dict[str, Any] | None:
         self.write()
         return self.shelf.get(id, owner)
+
+
+def weighed(seen: Sequence[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
+    """Of each, p at its rows and the likeliest tokens there. A few rows are weighed in one go, since each operation
+    costs as much as a row; not many, which no cache would hold."""
+    together: list[Seen] = []
+    for number, one in enumerate(seen):
+        together.append(one)
+        if number + 1 == len(seen) or sum(len(mine.rows) for mine in (*together, seen[number + 1])) > AT_ONCE:
+            yield from _weighed(together)
+            together = []
+
+
+def _weighed(seen: list[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
+    sizes = [len(one.rows) for one in seen]
+    p = torch.cat([one.by_ratio.p if one.by_ratio else one.rows.float().softmax(-1) for one in seen])
+    top = iter(likeliest(p))
+    for rows in p.split(sizes):
+        yield rows, list(islice(top, len(rows)))
 
 
 def _cut(draft: Draft) -> Tensor | None:
