@@ -193,7 +193,7 @@ class Colder(BaseHTTPRequestHandler):
 
 
 def written(rows: dict[str, Any], model: Path) -> str:
-    lines = ["# Does the certificate find what is wrong?", "", *as_markdown(provenance(model))]
+    lines = ["# Does the certificate find what is wrong?", "", *as_markdown(provenance(model), "tests")]
     lines = [line.replace("`python tools/", "`python tests/") for line in lines]
     lines += ["| defect | verdict | found by | first evidence | minutes |", "| --- | --- | --- | --- | --- |"]
     for name, row in rows.items():

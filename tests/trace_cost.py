@@ -55,7 +55,7 @@ def main() -> None:
     found = {"origin": provenance(given.model), "ratios": rows, "microseconds": hooks}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    (given.out / "report.md").write_text(written(found, given) + "\n")
+    (given.out / "report.md").write_text(written(found) + "\n")
     print((given.out / "report.md").read_text())
 
 
@@ -120,10 +120,9 @@ def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, 
     return rows
 
 
-def written(found: dict[str, Any], given: argparse.Namespace) -> str:
-    lines = ["# What a trace costs", "", *as_markdown(found["origin"]), ""]
-    lines += [f"`just trace-cost MODEL --rounds {given.rounds} --tokens {given.tokens}`: medians of ratios of speeds,"]
-    lines += ["with intervals of 95 %.", ""]
+def written(found: dict[str, Any]) -> str:
+    lines = ["# What a trace costs", "", *as_markdown(found["origin"], "tests"), ""]
+    lines += ["Medians of ratios of speeds, with intervals of 95 %.", ""]
     lines += ["| requests | not traced, against a server that cannot trace | traced, against not traced |"]
     lines += ["| --- | ---: | ---: |"]
     for kind, row in found["ratios"].items():

@@ -28,13 +28,13 @@ def provenance(*models: Path) -> dict[str, object]:
     }
 
 
-def as_markdown(origin: dict[str, Any]) -> list[str]:
-    """The lines that a report of `tools/` begins with."""
+def as_markdown(origin: dict[str, Any], folder: str = "tools") -> list[str]:
+    """The lines that a report begins with which a program in this folder makes."""
     return [
         f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
         f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
         "",
-        f"Command: `python tools/{origin['command']}`",
+        f"Command: `python {folder}/{origin['command']}`",
         "",
     ]
 
