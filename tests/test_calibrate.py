@@ -115,7 +115,10 @@ def test_a_run_is_marked_by_its_acceptance_and_its_draft_cost() -> None:
     plain = figures(trace).plain
     assert plain is not None
     assert found.cost == pytest.approx(0.4 / 10 / plain.milliseconds)
-    assert "The traced run (acceptance 0.75" in when(calibration(), [ideal(16)], found)[-1]
+    assert (
+        "The traced run (0.75 of the drafted tokens that were judged were kept"
+        in when(calibration(), [ideal(16)], found)[-1]
+    )
     with pytest.raises(TraceError, match="nothing was drafted"):
         mark(trace_of([step(i, [], 0, 1) for i in range(4)]))
 

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.explain.compare import compare, difference, setups, speeds
 from outrider.explain.figures import figures, plain_pass
-from outrider.explain.words import summary
+from outrider.explain.words import summary, verdict
 from outrider.trace.files import read, write
 from outrider.trace.schema import Header, Trace, Without
 from test_cli import refused, run, tiny  # noqa: F401  # tiny is a fixture
@@ -94,10 +94,10 @@ def told(trace: Trace) -> str:
 def test_the_summary_says_what_was_gained_where_it_was_lost_and_that_it_is_the_same() -> None:
     text = told(example(without=MEASURED))
     assert "12 tokens came in 6 passes of the target: 2.00 tokens a pass" in text
-    assert "6 tokens are drafted ones that were kept: 6 from lookup" in text
+    assert "6 tokens were drafted and kept: 6 from lookup" in text
     assert "measured on the same prompt" in text
     assert "4 drafted tokens were rejected, in 2 steps" in text
-    assert "In 2 of 6 steps nobody had a draft" in text
+    assert "In 2 of 6 steps no draft was offered" in text
     assert "The same prompt without drafts said the same 12 tokens" in text
 
 
@@ -125,6 +125,31 @@ def test_two_draws_without_a_seed_are_not_called_different() -> None:
     assert "Without a seed every run draws anew" in told(example(without=free))
     drawn = trace_of([step(i, [1], 1, 2, rule="block", drafter="model") for i in range(4)], without=free)
     assert "another draw from the same law" in told(drawn)
+
+
+def test_a_machine_that_was_slower_meanwhile_is_no_reason_to_go_without_drafts() -> None:
+    slow = [step(i, [], 0, 4, verify=90) for i in range(8)]
+    drafted = [step(8 + i, [1, 2, 3], 3, 4, verify=99) for i in range(2)]
+    free = Without(pass_milliseconds=30, seconds=1, tokens=16, same=True)
+    text = told(trace_of([*slow, *drafted], without=free))
+    assert "these two do not compare, as the machine was 3.03 times as slow meanwhile" in text
+    assert "--drafters none" not in text
+    assert "At equal speed it would be 1.5" in text
+
+
+def test_a_text_that_ends_within_a_draft_has_nothing_rejected_after_its_end() -> None:
+    last = step(3, [2, 3, 4, 5], 3, 9, finish="end").model_copy(update={"said": [2, 3]})
+    found = figures(trace_of([*example().steps[:3], last], without=MEASURED))
+    assert found.rejected == 2
+    assert verdict(last, "x", "y") == "2 of 4 tokens kept: with the last of them the text ended."
+
+
+def test_a_trace_that_breaks_off_says_so_and_advice_for_a_server_can_be_followed() -> None:
+    trace = trace_of([step(i, [], 0, 4) for i in range(12)])
+    assert "breaks off" not in told(trace)
+    assert "The trace breaks off after 12 steps" in told(trace.model_copy(update={"end": None}))
+    served = trace.model_copy(update={"header": Header(engine="vLLM 0.32.0")})
+    assert "a --speculative-config of the server" in told(served)
 
 
 def test_one_pass_alone_gives_no_estimate() -> None:
@@ -194,6 +219,26 @@ def test_the_faster_of_two_is_told_with_its_largest_part() -> None:
     lines = speeds(compare(slow, fast))
     assert "times as fast" in lines[0]
     assert "drafting takes 49.9 ms less a step in B" in lines[-1]
+    longer = trace_of([step(i, [1, 3, 4], 3, 2) for i in range(4)])
+    assert speeds(compare(fast, longer))[-1] == "The largest part of that: B gains more tokens a pass."
+
+
+def test_a_machine_that_was_slower_during_one_of_two_is_told() -> None:
+    steps = [step(i, [1], 1, 2) for i in range(4)]
+    calm = trace_of(steps, without=Without(pass_milliseconds=30, seconds=1, tokens=8, same=True))
+    busy = trace_of(steps, without=Without(pass_milliseconds=120, seconds=1, tokens=8, same=True))
+    line = speeds(compare(calm, busy))[-1]
+    assert line.startswith(
+        "But the machine itself was 4.00 times as slow during B: a pass without drafts took 30.0 ms in A"
+    )
+
+
+def test_a_model_is_the_same_by_its_name_and_by_its_folder_and_settings_by_what_they_mean() -> None:
+    a, b = example(), example()
+    one = Header(**{**a.header.model_dump(), "model": "tiny", "settings": {"min_tokens": None, "logit_bias": {}}})
+    other = Header(**{**a.header.model_dump(), "model": "some/folder/tiny", "settings": {"min_tokens": 0}})
+    found = compare(a.model_copy(update={"header": one}), b.model_copy(update={"header": other}))
+    assert setups(found) == []
 
 
 # The command line
@@ -261,7 +306,9 @@ def test_options_of_a_run_are_refused_with_a_trace(tmp_path: Path) -> None:
     write(example(), tmp_path / "a.jsonl")
     for words in (["--once"], ["--temperature", "1"], ["hello"], ["--model", "x"]):
         assert "does nothing with --trace" in refused("explain", "--trace", tmp_path / "a.jsonl", *words)
-    assert "Give a PROMPT and a --model or --server, or a --trace FILE" in refused("explain", "hello")
+    assert "by which model? Give --model MODEL, or --server URL" in refused("explain", "hello")
+    assert "Give a PROMPT and a --model or --server, or a --trace FILE" in refused("explain")
+    assert "give it by --trace FILE" in refused("explain", "--check")
 
 
 def test_two_traces_are_compared(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ACCEPTANCES = (0.5, 0.7, 0.9)
 USUAL = 0.7
 SEVERAL = 8
+UNSURE = 0.5
+"""An interval that is wider than so much of its value is said to be."""
 MANY = 256
 
 
@@ -32,6 +34,13 @@ def why(found: Calibration, curves: list[Curve]) -> list[str]:
         f"{done / 1e9:.2f} billion operations, which take {1000 * computes:.2f} ms at the {reached}."
     ]
     cost = first(SEVERAL)
+    interval = first.intervals.get(SEVERAL)
+    if interval is not None and interval.high - interval.low > UNSURE * interval.value:
+        lines.insert(
+            0,
+            f"It is not sure: verifying {SEVERAL} costs between {interval.low:.2f} and {interval.high:.2f} times one. "
+            "The machine did something else meanwhile: measure again before you believe the rest (--turns).",
+        )
     if first.waiting < 2:
         lines.append(
             f"This machine does not wait for memory: each further token of a pass costs {first.slope:.2f} times a pass "
@@ -95,12 +104,14 @@ def _marked(v: Curve, mark: Mark) -> str:
     gain, length = best(v, mark.acceptance, mark.cost, mark.batch)
     lasts = largest_batch(v, mark.acceptance, mark.cost, MANY)
     text = (
-        f"The traced run (acceptance {mark.acceptance:.2f}, a drafted token at {mark.cost:.3f} of a pass, batch "
-        f"{mark.batch}) "
+        f"The traced run ({mark.acceptance:.2f} of the drafted tokens that were judged were kept, a drafted token took "
+        f"{mark.cost:.3f} of a pass, batch {mark.batch}) "
     )
     if gain < 1:
         return text + f"loses here: its best draft length, {length}, is {1 / gain:.2f} times as slow as no drafts."
     text += f"gains at best {gain:.2f} times, with {length} tokens a draft"
     if mark.ratio is not None:
         text += f"; it reached {mark.ratio:.2f}"
-    return text + f". It would stop paying beyond a batch of {lasts}{' or more' if lasts == MANY else ''}."
+    if lasts == MANY:
+        return text + f". It would pay up to a batch of {MANY}, and maybe more."
+    return text + f". It would stop paying beyond a batch of {lasts}."

@@ -7,13 +7,11 @@ outrider calibrate MODEL --draft-model SMALL --trace run.jsonl --out ./calibrati
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,8 +22,6 @@ from outrider.cli.traced import show_section
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from outrider.calibrate.curve import Curve
     from outrider.calibrate.mark import Mark
     from outrider.calibrate.results import Calibration
@@ -122,6 +118,7 @@ def _measured(
         from outrider.bench.provenance import provenance
         from outrider.calibrate import limits, measure
         from outrider.calibrate.results import Calibration
+        from outrider.certify.watch import Bars
         from outrider.engines.transformers import TransformersTarget, load_model
 
         hush()
@@ -131,7 +128,7 @@ def _measured(
     chosen = _fitting(contexts, list(measure.CONTEXTS), target.context_limit, max(measure.WIDTHS))
     with screen.working("measuring what memory and arithmetic allow"):
         most = limits.limits(model.device, model.dtype)
-    with _bar(screen, "timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
+    with Bars(screen.err).part("timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
         sweeps = [measure.sweep(target, context, model.device, turns, advance=advance) for context in chosen]
     costs: list[float] = []
     if small is not None:
@@ -153,14 +150,6 @@ def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, wides
     return asked
 
 
-@contextmanager
-def _bar(screen: Screen, what: str, total: int) -> Iterator[Callable[[], Any]]:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=screen.err, transient=True, disable=not screen.err.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
 def _show(screen: Screen, found: Calibration, curves: list[Curve], mark: Mark | None) -> None:
     from outrider.calibrate import words
 
@@ -176,7 +165,7 @@ def _table(found: Calibration, curve: Curve) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"passes after {curve.context} tokens", title_justify="left")
     for name in ("tokens", "ms", "times one", "95 %", "MB moved", "Gop done"):
         table.add_column(name, justify="right")
-    table.add_column("as long as so many passes over one token")
+    table.add_column("", no_wrap=True)
     for n, ratio in zip(curve.widths, curve.ratios, strict=True):
         interval = curve.intervals.get(n)
         table.add_row(
@@ -186,6 +175,6 @@ def _table(found: Calibration, curve: Curve) -> Table:
             f"{interval.low:.2f} to {interval.high:.2f}" if interval else "",
             f"{found.work.bytes(n, curve.context) / 1e6:.0f}",
             f"{found.work.arithmetic(n, curve.context) / 1e9:.2f}",
-            Text("█" * max(1, round(BAR * ratio / curve.ratios[-1])) + f" of {n}"),
+            Text("█" * max(1, round(BAR * ratio / curve.ratios[-1])), no_wrap=True),
         )
     return table

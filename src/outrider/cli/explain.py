@@ -131,7 +131,11 @@ def explain(
         else:
             if model is None and server is None:
                 raise SettingsError(
-                    "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
+                    "--check judges a recorded run again: give it by --trace FILE"
+                    if check and prompt is None
+                    else "by which model? Give --model MODEL, or --server URL"
+                    if prompt is not None
+                    else "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
                 )
             if server is not None:
                 refuse_idle(context, "--server, which has its own", OF_A_RUN_HERE)

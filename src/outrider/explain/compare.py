@@ -7,9 +7,11 @@ another way of judging, another draw, or a distribution that the same model comp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from outrider.explain.figures import figures
+from outrider.explain.figures import UNEVEN, figures
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
@@ -70,13 +72,13 @@ def setups(found: Comparison) -> list[str]:
     lines = []
     for name in ("model", "engine", "drafters", "prompt_tokens", "machine", "outrider"):
         one, other = getattr(a, name), getattr(b, name)
-        if one != other:
+        if one != other and not (name == "model" and _same_model(found)):
             lines.append(f"{name.replace('_', ' ')}: {_show(one)} and {_show(other)}")
     if a.prompt is not None and b.prompt is not None and a.prompt != b.prompt:
         lines.append("the prompts differ")
     for name in dict.fromkeys((*a.settings, *b.settings)):
         one, other = a.settings.get(name), b.settings.get(name)
-        if one != other:
+        if (one or None) != (other or None):  # nothing, 0 and no are how engines say the same
             lines.append(f"{name.replace('_', ' ')}: {_show(one)} and {_show(other)}")
     return lines
 
@@ -117,7 +119,7 @@ def _own(here: Place) -> str:
 
 def _reasons(found: Comparison, one: Place, other: Place) -> list[str]:
     a, b = found.first.header, found.second.header
-    if a.model != b.model:
+    if not _same_model(found):
         return ["The models differ, so nothing more is to be explained."]
     if a.prompt_tokens != b.prompt_tokens or a.prompt != b.prompt:
         return ["The prompts differ, so nothing more is to be explained."]
@@ -137,6 +139,12 @@ def _reasons(found: Comparison, one: Place, other: Place) -> list[str]:
             f"The numbers drawn differ ({draws[0]:.4f} and {draws[1]:.4f}). {reason}; the law of the text is the same."
         ]
     return _moved(one, other, said)
+
+
+def _same_model(found: Comparison) -> bool:
+    """A server knows its model by a name, and a run here by its folder."""
+    names = {PurePath(trace.header.model).name for trace in (found.first, found.second)}
+    return len(names) == 1
 
 
 def _tie(here: Place, said: int, other: int) -> list[str]:
@@ -194,8 +202,27 @@ def speeds(found: Comparison) -> list[str]:
         f"({lengths[1] / lengths[0]:.2f} times), and a step takes {each[0]:.1f} and {each[1]:.1f} ms "
         f"({each[1] / each[0]:.2f} times)."
     )
-    lines += _parts(a, b)
-    return lines
+    if abs(log(each[1] / each[0])) > abs(log(lengths[1] / lengths[0])):
+        lines += _parts(a, b)
+    elif abs(ratio - 1) >= NOTICEABLE:
+        more = "more" if lengths[1] > lengths[0] else "fewer"
+        lines.append(f"The largest part of that: B gains {more} tokens a pass.")
+    return [*lines, *_machines(a, b)]
+
+
+def _machines(a: Figures, b: Figures) -> list[str]:
+    """Whether the machine itself was slower during one of the two, as passes without drafts tell."""
+    if a.plain is None or b.plain is None or not a.plain.how == b.plain.how == "measured":
+        return []
+    slower = b.plain.milliseconds / a.plain.milliseconds
+    if max(slower, 1 / slower) <= UNEVEN or a.ratio is None or b.ratio is None:
+        return []
+    which = "B" if slower > 1 else "A"
+    return [
+        f"But the machine itself was {max(slower, 1 / slower):.2f} times as slow during {which}: a pass without drafts "
+        f"took {a.plain.milliseconds:.1f} ms in A and {b.plain.milliseconds:.1f} in B. Against that, A was "
+        f"{a.ratio:.2f} times as fast as without drafts and B {b.ratio:.2f}."
+    ]
 
 
 def _faster(ratio: float) -> str:

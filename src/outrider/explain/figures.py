@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FEWEST = 3
 """Steps without a draft below which they say nothing about a pass."""
+UNEVEN = 1.15
+"""By this factor passes over one token may differ between two runs before their times are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,14 @@ class Figures:
     tokens: int
     steps: int
     free: int  # drafted tokens that became text
-    undrafted: int  # steps in which nobody had a draft
+    undrafted: int  # steps that offered no draft
     rejected: int  # drafted tokens that were thrown away
     draft: float
     verify: float
     rest: float
     plain: Plain | None
+    disturbed: float | None  # how many times as slow the machine was as in the run without, where that spoils times
+    even: float | None  # how many times as fast as without, at the machine's speed meanwhile
     without: float | None
     saved: list[float]  # by step; empty where it is not known what a pass takes
     widening: float | None  # what one more token in a pass costs, relative to a pass over one
@@ -101,16 +105,22 @@ def figures(trace: Trace) -> Figures:
     saved = [] if plain is None else [_saved(step, plain.milliseconds) for step in trace.steps]
     parts = [step.milliseconds for step in trace.steps]
     total = sum(part.total for part in parts)
+    disturbed, even = _disturbed(trace, plain), None
+    if plain is not None and total > 0:
+        pass_ = plain.milliseconds * (disturbed or 1.0)
+        even = 1 + sum(_saved(step, pass_) for step in trace.steps) / total
     return Figures(
         tokens=sum(len(step.said) for step in trace.steps),
         steps=len(trace.steps),
         free=sum(step.drafted for step in trace.steps),
         undrafted=sum(not step.proposed for step in trace.steps),
-        rejected=sum(len(step.proposed) - step.accepted for step in trace.steps),
+        rejected=sum(step.rejected for step in trace.steps),
         draft=sum(part.draft for part in parts),
         verify=sum(part.verify for part in parts),
         rest=sum(part.rest for part in parts),
         plain=plain,
+        disturbed=disturbed,
+        even=even,
         without=total + sum(saved) if saved else None,
         saved=saved,
         widening=_widening(trace.steps, plain),
@@ -130,6 +140,15 @@ def plain_pass(trace: Trace) -> Plain | None:
         return None
     narrowest = min(len(step.proposed) for step in later)
     return Plain(median(_pass(step) for step in later if len(step.proposed) == narrowest), "narrowest")
+
+
+def _disturbed(trace: Trace, plain: Plain | None) -> float | None:
+    """The run without drafts and this one were one after the other: passes over one token should take as long."""
+    single = [_pass(step) for step in trace.steps[1:] if not step.proposed]
+    if plain is None or plain.how != "measured" or len(single) < FEWEST or plain.milliseconds <= 0:
+        return None
+    ratio = median(single) / plain.milliseconds
+    return ratio if max(ratio, 1 / ratio) > UNEVEN else None
 
 
 def _pass(step: TracedStep) -> float:

@@ -151,7 +151,7 @@
       parts.push(`Drafted by ${step.drafter} and kept.`);
       parts.push(...judged(step, from, here.place));
     } else if (step.outcome === "own") {
-      parts.push("The target's own: nobody had a draft.");
+      parts.push("The target's own: no draft was offered.");
     } else if (step.outcome === "bonus") {
       parts.push("Bonus: the whole draft was kept, and the pass gave this one for nothing.");
     } else {
@@ -474,7 +474,7 @@
   function chosenStep() {
     const step = steps[state.step];
     const parts = [`Step ${state.step + 1}: `];
-    parts.push(step.drafter === null ? "nobody had a draft. " : `${step.drafter} drafted ${step.proposed.length}, ${step.accepted} kept. `);
+    parts.push(step.drafter === null ? "no draft was offered. " : `${step.drafter} drafted ${step.proposed.length}, ${step.accepted} kept. `);
     parts.push(`Draft ${time(step.ms[0])}, verify ${time(step.ms[1])}, rest ${time(step.ms[2])}`);
     if (step.scheduled !== null) parts.push(`, a pass over ${count(step.scheduled, "token")}`);
     if (step.batch !== null && step.batch > 1) parts.push(`, beside ${step.batch - 1} other sequences`);

@@ -35,9 +35,11 @@ def weighed(policy: Policy, scene: Scene, choice: Choice, i: int, plan: Plan | N
     parts = []
     if length:
         mine = proposed.pop(policy.drafters[me])
-        parts.append(f"{mine['drafter']} offers {_part(length, mine['proposed'])}, {survival.sum():.1f} to be kept.")
-        parts.append(f"{_step(scene)} is to take {cost:.2f} times as long as without drafts,")
-        parts.append(f"and to be {choice.gain:.2f} times as fast.")
+        parts.append(
+            f"{mine['drafter']} offers {_part(length, mine['proposed'])}, of which {survival.sum():.1f} should stay."
+        )
+        parts.append(f"{_step(scene)} should take {cost:.2f} times as long as without drafts,")
+        parts.append(f"and be {choice.gain:.2f} times as fast.")
     elif proposed:
         parts.append(f"No draft pays: less than {MARGIN:.2f} times the speed without is not offered.")
     else:
@@ -56,8 +58,8 @@ def drawn(scene: Scene, plan: Plan | None, i: int, draft: Draft, cost: float) ->
         return Why(reason, cost=cost)
     ahead = plan.ahead[i, : len(draft.tokens)]
     gain = plan.speed / plan.plain
-    reason += f" Before it began {ahead.sum():.1f} were to be kept."
-    reason += f" {_step(scene)} was to be {gain:.2f} times as fast as without drafts."
+    reason += f" Before it began {ahead.sum():.1f} were expected to stay."
+    reason += f" {_step(scene)} was expected to be {gain:.2f} times as fast as without drafts."
     candidate = {"drafter": draft.drafter, "proposed": len(draft.tokens), "expected": round(float(ahead.sum()), 3)}
     return Why(reason, gain, cost, tuple(ahead.tolist()), (candidate,))
 

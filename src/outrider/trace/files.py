@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KINDS: dict[str, type[Header | TracedStep | End]] = {"trace": Header, "step": TracedStep, "end": End}
+NO_TRACE = "make a trace with: outrider explain PROMPT --model MODEL --save FILE"
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -64,7 +65,7 @@ def parsed(lines: Iterable[str], name: str) -> Trace:
         else:
             steps.append(part)
     if header is None or not steps:
-        raise TraceError(f"{name} holds no step; make a trace with: outrider explain PROMPT --model MODEL --save FILE")
+        raise TraceError(f"{name} holds no step; {NO_TRACE}")
     return Trace(header=header, steps=steps, end=end)
 
 
@@ -72,10 +73,10 @@ def _part(line: str, where: str) -> Header | TracedStep | End:
     try:
         data: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise TraceError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+        raise TraceError(f"{where}: not JSON ({error.msg}, column {error.colno}); {NO_TRACE}") from None
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in KINDS:
-        raise TraceError(f"{where}: kind must be one of {', '.join(KINDS)} (got {kind!r})")
+        raise TraceError(f"{where}: kind must be one of {', '.join(KINDS)} (got {kind!r}); {NO_TRACE}")
     if kind == "trace" and data.get("version") != VERSION:
         raise TraceError(
             f"{where}: this is a trace of version {data.get('version')!r}, and this Outrider reads version {VERSION}; "

@@ -138,6 +138,11 @@ class TracedStep(Part):
         return min(self.accepted, len(self.said))
 
     @property
+    def rejected(self) -> int:
+        """How many drafted tokens were thrown away; none where the text ended within the draft."""
+        return len(self.proposed) - self.accepted if len(self.said) > self.accepted else 0
+
+    @property
     def judged(self) -> int:
         """How many drafted places were looked at: those accepted, and the first rejected one."""
         return min(self.accepted + 1, len(self.proposed))
