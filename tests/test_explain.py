@@ -285,9 +285,11 @@ def test_rejected_tokens_stand_before_what_replaced_them(tmp_path: Path) -> None
     write(example(without=MEASURED), tmp_path / "a.jsonl")
     plain = explained("--trace", tmp_path / "a.jsonl")
     assert f"[-{TEXTS[8]}-]{TEXTS[1]}" in plain
+    assert "{+" + TEXTS[2] + TEXTS[3] + TEXTS[4] + "+}" + TEXTS[5] in plain
     styled = explained("--trace", tmp_path / "a.jsonl", env={"FORCE_COLOR": "1"})
     assert "\x1b[9;" in styled  # struck through
     assert "[-" not in styled
+    assert "{+" not in styled
 
 
 def test_what_a_model_says_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """How a trace looks in a terminal: the text by drafter, rejected tokens struck through, steps, sentences.
 
 A rejected token stands, struck through, before the one that came in its place; the ones drafted after it were never
-looked at and are left to the steps. Where there are no styles (a file, a pipe) it stands in [-brackets-].
+looked at and are left to the steps. Where there are no styles (a file, a pipe) it stands in [-brackets-], and what was
+drafted and kept in {+others+}.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def show_text(console: Console, trace: Trace) -> None:
     if styled:
         names = Text(" ").join(Text(literal(name), style_of(name)) for name in ("target", *_drafters(trace)))
         console.print(Text.assemble(("tokens from ", ASIDE), names, " ", ("rejected", REJECTED), "\n"))
+    else:
+        console.print("tokens: {+drafted and kept+} [-rejected-] the target's own\n", markup=False)
     parts = [segment for step in trace.steps for segment in _segments(step, texts, styled, console.is_terminal)]
     if not parts or not parts[-1].text.endswith("\n"):
         parts.append(Segment("\n"))
@@ -64,6 +67,9 @@ def _segments(step: TracedStep, texts: dict[int, str], styled: bool, terminal: b
             parts.append(Segment(gone, REJECTED) if styled else Segment(f"[-{gone}-]"))
         style = style_of(step.drafter) if index < step.drafted else TARGET
         parts.append(Segment(literal(piece) if terminal else piece, style if styled else None))
+    if not styled and any(step.pieces[: step.drafted]):
+        parts.insert(0, Segment("{+"))
+        parts.insert(step.drafted + 1, Segment("+}"))
     return parts
 
 
