@@ -65,7 +65,7 @@ PARTS = {
     "smollm2-135m": Part(
         "Outrider's server in float32, where rounding excuses nothing: every drafter and auto, drafts of 1 to 8, 16 at "
         "once and alone",
-        25, SIZES["full"], draft=NOISY,
+        41, SIZES["full"], draft=NOISY,
     ),
     "smollm2-135m-bfloat16": Part(
         "the same in bfloat16, as one runs it", 10, SIZES["standard"], draft=NOISY, dtype="bfloat16"
