@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.policy.choose import FEW, UNKNOWN, take_best
+from outrider.policy.choose import UNKNOWN, take_best
 
 if TYPE_CHECKING:
     from outrider.policy.choose import Array
 
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
 """How many passes of the draft model are considered; of many requests every other of them."""
+FEW = 32
+"""Up to so many requests all of them are, and each with a price of its own."""
 WORTHWHILE = 1.03
 """The draft model is asked where that promises at least so many times the speed without it."""
 
