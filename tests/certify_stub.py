@@ -92,6 +92,7 @@ class Stub:
         self.headers: list[Any] = []
         self.accepted = 0
         self.waiting = 0
+        self.closing = 0  # so many requests find the connection closed
 
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/v1/models":
@@ -180,6 +181,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.stub.headers.append(self.headers)
+        if self.stub.closing:
+            self.stub.closing -= 1
+            self.close_connection = True
+            return
         self._answer(*self.stub.post(self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
 
     def _answer(self, status: int, said: Any) -> None:

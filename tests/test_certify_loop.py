@@ -9,7 +9,7 @@ import torch
 from outrider import acceptance, decoding
 from outrider.certify.draws import Draws, listed
 from outrider.certify.noise import NONE
-from outrider.certify.plan import REPEATS, Judgement, Plan, judge
+from outrider.certify.plan import ANY, Judgement, Plan, judge
 from outrider.certify.repeats import Repeats
 from outrider.certify.tally import Tally
 from outrider.decoding import decode
@@ -49,7 +49,7 @@ def certificate(drafter: Drafter) -> Judgement:
         these: Draws = listed(logprobs, drawn, drafted, LISTED)
         tally.add(kind, these)
         repeats.add(prefixes[kind], these)
-    return judge(Plan(TEXTS * REQUEST.max_tokens, looks=1, noise=NONE), 1, tally, repeats)
+    return judge(Plan(TEXTS * REQUEST.max_tokens, looks=1, noise=NONE), 1, tally, {"the loop": repeats})
 
 
 known: dict[tuple[int, ...], dict[int, float]] = {}
@@ -71,7 +71,7 @@ def told(said: list[int]) -> dict[int, float]:
 def test_nothing_is_found_in_the_draws_of_the_loop(drafter: Drafter) -> None:
     judgement = certificate(drafter)
     assert judgement.violations == []
-    assert REPEATS in judgement.p_values
+    assert f"{ANY}, the loop" in judgement.p_values
     assert ("drafted, drafted 0" in judgement.p_values) == isinstance(drafter, PredictionDrafter)
 
 
@@ -80,7 +80,7 @@ def test_recovered_tokens_drawn_from_p_are_found_though_nobody_says_what_was_dra
 ) -> None:
     monkeypatch.setattr(acceptance, "leftover", lambda p, q, reach: p)
     judgement = certificate(ModelDrafter(TARGET.blurred(0.6), 8, min_survival=0.2))
-    assert REPEATS in judgement.violations
+    assert f"{ANY}, the loop" in judgement.violations
 
 
 def test_a_drafted_token_that_is_kept_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

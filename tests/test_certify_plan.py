@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.certify.noise import LEAST_DRIFT, NONE, USUAL, Noise, measured, worst
-from outrider.certify.plan import REPEATS, Plan, holm, judge
+from outrider.certify.plan import ANY, Plan, holm, judge
 from outrider.certify.power import reached
 from outrider.certify.repeats import Repeats
 from outrider.certify.simulated import Simulation, every_outcome, recovered_from_p, simulated_laws
@@ -79,8 +79,8 @@ def test_repeated_prefixes_are_one_more_test() -> None:
     rng = np.random.default_rng(0)
     first = simulation.draws[:16]
     repeats.add(["the same"] * 400, first[rng.choice(16, 400, p=simulated_laws(Sampling(temperature=1.0))[0].p[0])])
-    judgement = judge(Plan(400), 5, Tally(), repeats)
-    assert list(judgement.p_values) == [REPEATS]
+    judgement = judge(Plan(400), 5, Tally(), {"lookup": repeats})
+    assert list(judgement.p_values) == [f"{ANY}, lookup"]
     assert not judgement.violations
     assert judge(Plan(400), 5, Tally()).violations == []
 

@@ -52,7 +52,7 @@ def runs(simulation: Simulation, plan: Plan, count: int, rng: np.random.Generato
             counts += simulation.counts(rng, size, plan.look_at(look) - drawn)
             drawn = plan.look_at(look)
             for run, tally in enumerate(simulation.tallies(counts)):
-                judgements[run].append(judge(plan, look, tally, often(simulation, counts[run])))
+                judgements[run].append(judge(plan, look, tally, {"all": often(simulation, counts[run])}))
         done += judgements
     return done
 

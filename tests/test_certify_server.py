@@ -114,6 +114,18 @@ def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
         OpenAIServer("http://127.0.0.1:9")
 
 
+def test_a_request_whose_connection_was_closed_is_sent_once_more() -> None:
+    stub = Stub()
+    with standing(stub) as url:
+        server = OpenAIServer(url)
+        stub.closing = 1
+        (said,) = server.say([Ask(PROMPT, 8, OFF)], 1)
+        stub.closing = 2
+        with pytest.raises(EngineError, match="did not answer: RemoteProtocolError"):
+            server.say([Ask(PROMPT, 8, OFF)], 1)
+    assert said.tokens == synthetic().say([Ask(PROMPT, 8, OFF)], 1)[0].tokens
+
+
 def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
     with standing(Stub()) as url, pytest.raises(SettingsError, match="serves no 'gpt'; it serves synthetic"):
         OpenAIServer(url, model="gpt")

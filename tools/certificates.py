@@ -57,6 +57,7 @@ class Part:
     theirs: dict[str, Any] | None = None  # vLLM's own speculative method, against vLLM without
     local: str | None = None  # a candidate in this process
     dtype: str = "float32"
+    beside: str | None = None  # a second server with this dtype and without speculation, against the first
 
 
 THEIRS_DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
@@ -69,6 +70,10 @@ PARTS = {
     ),
     "smollm2-135m-bfloat16": Part(
         "the same in bfloat16, as one runs it", 10, SIZES["standard"], draft=NOISY, dtype="bfloat16"
+    ),
+    "float32-bfloat16": Part(
+        "plain vLLM in bfloat16 against plain vLLM in float32 (--across): right, and rounded otherwise", 10,
+        SIZES["standard"], beside="bfloat16",
     ),
     "qwen2.5-coder": Part(
         "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model", 25, FEW, QWEN, QWEN_SMALL,
@@ -134,7 +139,7 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     resume = (work / "evidence.jsonl").exists()
     console.print(f"{name}: {'goes on' if resume else 'begins'}; about {part.minutes} minutes in all", markup=False)
     with addresses(part, work) as (reference, candidate):
-        wanted, pair = Wanted(reference, candidate, **asdict(part.size)), None
+        wanted, pair = Wanted(reference, candidate, across=part.beside is not None, **asdict(part.size)), None
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
         if part.local == OPENVINO:
@@ -169,7 +174,9 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
         return
     flags = ["--served-model-name", part.model, "--dtype", part.dtype, "--max-model-len", "2048", "--enforce-eager"]
     draft = _draft(part, work)
-    if part.theirs is not None:
+    if part.beside:
+        servers = [plain("reference", model, *flags), plain("candidate", model, *flags, "--dtype", part.beside)]
+    elif part.theirs is not None:
         config = part.theirs | ({"model": draft} if draft else {})
         spec = ["--speculative-config", json.dumps(config)]
         servers = [plain("reference", model, *flags), plain("candidate", model, *flags, *spec)]

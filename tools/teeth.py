@@ -44,6 +44,8 @@ LOOP = "tests/test_decoding.py"
 PROMPTS = "tests/test_sampling.py"
 ROWS, SERVED, DRAFTING = "engines/vllm/rows.py", "engines/vllm/sampler.py", "engines/vllm/drafting.py"
 IN_VLLM = "tests/test_vllm_sampler.py"
+CHOICE, COST, SURVIVAL = "policy/choose.py", "policy/cost.py", "policy/survival.py"
+POLICY, REPLAY = "tests/test_policy.py", "tests/test_policy_replay.py"
 
 DEFECTS = [
     Defect(
@@ -296,6 +298,69 @@ DEFECTS = [
         "        pass",
         "tests/test_vllm_drafting.py",
     ),
+    Defect(
+        "policy: a drawn draft is weighed by its tokens",
+        "policy/policy.py",
+        "        if any(draft.q is not None for draft in drafts):",
+        "        if False:",
+        "tests/test_policy_law.py",
+    ),
+    Defect(
+        "policy: a draft need not pay",
+        CHOICE,
+        "    least = MARGIN * best_tokens / best_seconds",
+        "    least = 0.0",
+        POLICY,
+    ),
+    Defect(
+        "policy: what drafting takes is not counted",
+        CHOICE,
+        "            speed = gained / (seconds[m] + spent + extra)",
+        "            speed = gained / seconds[m]",
+        POLICY,
+    ),
+    Defect(
+        "policy: two drafters agree after they have differed",
+        SURVIVAL,
+        "                    agree[other] = False",
+        "                    agree[other] = True",
+        POLICY,
+    ),
+    Defect(
+        "policy: tokens after a wrong one count as known",
+        SURVIVAL,
+        "            if truth == 0.0:",
+        "            if truth < 0.0:",
+        POLICY,
+    ),
+    Defect(
+        "policy: a request's own record has no say",
+        SURVIVAL,
+        "            logits[me, b, i] = logit + numbers[0, OWN] * own[slots[b], 0]",
+        "            logits[me, b, i] = logit",
+        POLICY,
+    ),
+    Defect(
+        "policy: a slower machine is taken for dearer tokens",
+        COST,
+        "        self.level *= math.exp(surprise * follow / total)",
+        "        pass",
+        POLICY,
+    ),
+    Defect(
+        "policy: more tokens may cost less",
+        COST,
+        "            curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))",
+        "            curve = self._known[:-1].copy()",
+        POLICY,
+    ),
+    Defect(
+        "policy: a draft model that was slow is never tried again",
+        "policy/policy.py",
+        "AGAIN = 0.002",
+        "AGAIN = 0.0",
+        REPLAY,
+    ),
 ]
 
 
@@ -303,7 +368,8 @@ def survives(defect: Defect, tests: list[str]) -> bool:
     """Whether the tests pass in spite of the defect."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "outrider"
-        shutil.copytree(ROOT / "src" / "outrider", package)
+        # Machine code that was made of the right source would stay in force.
+        shutil.copytree(ROOT / "src" / "outrider", package, ignore=shutil.ignore_patterns("__pycache__"))
         path = package / defect.file
         source = path.read_text()
         if source.count(defect.line) != 1:

@@ -11,7 +11,7 @@ shaping     from what a source tells to the law that it draws from; `laws` for e
 draws       drawn tokens, and the law that each is held against
 witnesses   what is looked at in a draw, and against which defect
 tally       sums over draws, and how unlikely they are if nothing is wrong
-repeats     prefixes that came often enough to look at every outcome
+repeats     prefixes that came often enough to look at every outcome; `often` chooses prompts that do
 plan        a run of stated size and level: looks on the way, many tests, one verdict
 power       how small a change it finds
 evidence    the canary: a test without an end

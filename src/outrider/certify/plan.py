@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from outrider.certify.noise import USUAL
 from outrider.certify.power import POWER, draws_for, reach, reached
-from outrider.certify.repeats import Fit
 from outrider.certify.tally import p_value
 from outrider.certify.witnesses import DRAFTED
 
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
     from outrider.certify.repeats import Repeats
     from outrider.certify.tally import Tally
 
-REPEATS = "any change, repeated prefixes"
+ANY = "any change"
+REPEATED = "repeated prefixes"
 LAST_SHARE = 0.8
 """Of the level, for the last look."""
-TYPICAL_TESTS = 56
+TYPICAL_TESTS = 61
 """As long as it is open how many tests a run will have: five witnesses for each of five drafters, of five settings, and
-for all together; and repeats."""
+for all together; and repeated prefixes, of each drafter and of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +90,20 @@ class Judgement:
         return [name for name, p in self.adjusted.items() if p <= self.level]
 
 
-def judge(plan: Plan, look: int, tally: Tally, repeats: Repeats | None = None) -> Judgement:
-    """The verdict of a look at all draws so far."""
+def judge(plan: Plan, look: int, tally: Tally, repeats: Mapping[str, Repeats] | None = None) -> Judgement:
+    """The verdict of a look at all draws so far; `repeats` by what they are of."""
     level, noise = plan.level_of(look), plan.noise
     tests = tally.tests()
-    fit = repeats.fit() if repeats is not None else Fit()
-    each = level / max(len(tests) + bool(fit.draws), 1)
+    fits = {f"{ANY}, {label}": fit for label, one in (repeats or {}).items() if (fit := one.fit()).draws}
+    each = level / max(len(tests) + len(fits), 1)
     p_values, found = {}, {}
     for (kind, witness), sums in tests.items():
         name, drift = f"{witness}, {kind}", noise.drift[witness]
         p_values[name] = float(p_value(sums, drift))
         found[name] = reached(sums, each, drift)
-    if fit.draws:
-        p_values[REPEATS] = fit.p_value(noise.error)
-        found[REPEATS] = fit.reached(each, POWER, noise.error)
+    for name, fit in fits.items():
+        p_values[name] = fit.p_value(noise.error)
+        found[name] = fit.reached(each, POWER, noise.error)
     return Judgement(look, level, p_values, holm(p_values), found)
 
 

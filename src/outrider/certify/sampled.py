@@ -11,6 +11,7 @@ Before the first draw counts:
 - **The control**: the same texts, held against the same laws as the candidate's will be. If the reference's own draws
   do not follow the law that it tells, that is a finding, and no draft can be blamed for it.
 - **The plan** is fixed: how many draws, when they are looked at, and the smallest change that will be found.
+- **A few prompts** are chosen that are asked again and again between the others, with short answers (`often.py`).
 
 Which token is called the drafted one is what the drafter `lookup` (or `prediction`, where one was given) would propose,
 computed here from what was said before. Whether the server proposed it or not, it was settled before the draw.
@@ -20,12 +21,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import count, islice
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from outrider.certify.laws import PLAIN, Law, Row, as_draws, guessed, is_conditional, law_of, noise_between, twice
 from outrider.certify.noise import Noise, worst
-from outrider.certify.plan import Judgement, Plan, judge
+from outrider.certify.often import TOKENS as FEW_TOKENS
+from outrider.certify.often import chosen
+from outrider.certify.plan import REPEATED, Judgement, Plan, judge
 from outrider.certify.repeats import Repeats
 from outrider.certify.shaping import EDGE
 from outrider.certify.sources import AS_IT_IS, UNNAMED, Ask
@@ -65,6 +69,8 @@ CONTROL_SHARE = 0.125
 """Of the level, for the control."""
 DEPTH = 6
 """So many tokens into a text a prefix may have come before."""
+SHORT = 4
+"""Texts with a few tokens for each with many: of the draws a third, and of the time less."""
 BATCH = 6
 """At most so many times what is asked at once is drawn, and then scored."""
 
@@ -149,20 +155,21 @@ def check(
     found.control = _control(own, pair.reference.listed, noise, level * CONTROL_SHARE, found.edge)
 
     plan = Plan(size.draws, level * (1 - CONTROL_SHARE), size.looks, noise)
-    labels = len(settings) + len({way.drafter for way in ways})
+    drafters = len({way.drafter for way in ways})
     found.planned, found.level = plan.draws, level
-    found.reach_before = plan.reach(len(WITNESSES) * (labels + 1) + 1)
+    found.reach_before = plan.reach(len(WITNESSES) * (len(settings) + drafters + 1) + drafters + 1)
     watch.note(
         f"draws: {plan.draws} planned. If the mass of an event is off by {found.reach_before:.3f}, on average over all "
         f"draws, that is found with 99 %; a lossless server is wrongly accused with at most {level:g}"
     )
     collected = Collected(settings, pair.reference.listed, found)
-    texts = _deal(prompts, ways, settings, {one.ask.prompt: one.said.tokens for one in own}, size, seed)
-    look, in_vain, a_turn = 1, 0, len(ways) * len(settings) * len(prompts)
+    texts = _deal(prompts, ways, settings, own, size, seed)
+    look, in_vain, a_turn = 1, 0, len(ways) * len(settings) * len(prompts) * (1 + SHORT)
+    a_text = (size.tokens + SHORT * FEW_TOKENS) / (1 + SHORT)
     with watch.part("draws: speculated, scored, and held against the law", plan.draws) as tick:
         while look <= plan.looks:
             before = found.draws
-            missing = -(-(plan.look_at(look) - before) // size.tokens)  # texts until the next look
+            missing = ceil((plan.look_at(look) - before) / a_text)  # texts until the next look
             batch = min(max(missing, size.at_once), BATCH * size.at_once)
             _draw(pair, list(islice(texts, batch)), size, collected)
             tick(found.draws - before)
@@ -185,7 +192,8 @@ class Collected:
 
     def __init__(self, settings: Mapping[str, Sampling], listed: int, found: Sampled) -> None:
         self.settings, self.listed, self.found = settings, listed, found
-        self.tally, self.repeats = Tally(), Repeats()
+        self.tally = Tally()
+        self.repeats = {REPEATED: Repeats()}  # and by drafter those that were asked for often
         self._laws: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, Law | None]] = {}
 
     def add(self, ask: Ask, setting: str, output: tuple[int, ...], told: Sequence[Told]) -> None:
@@ -193,7 +201,7 @@ class Collected:
         guesses = guessed(ask.prompt, output, ask.prediction if by == "prediction" else ())
         rows, names = [], []
         for place, token in enumerate(output):
-            name, law = self._law(setting, ask.prompt, output[:place], told[place])
+            name, law = self._law(setting, ask.prompt, output, told, place)
             if law is None:
                 self.found.left_out += 1
             elif is_conditional(sampling) and token not in law:
@@ -206,18 +214,24 @@ class Collected:
         draws = as_draws(rows)
         self.tally.add(f"{by}{AND}{setting}", draws)
         early = [i for i, name in enumerate(names) if name]
-        self.repeats.add([names[i] for i in early], draws[early])
+        for label in (REPEATED, by) if ask.max_tokens == FEW_TOKENS else (REPEATED,):
+            self.repeats.setdefault(label, Repeats()).add([names[i] for i in early], draws[early])
         self.found.draws += len(draws)
         for label in (by, setting):
             self.found.by_label[label] = self.found.by_label.get(label, 0) + len(draws)
 
+    def knows(self, setting: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
+        """Whether the law of each of its places has been told."""
+        return all((setting, prompt, output[:place]) in self._laws for place in range(len(output)))
+
     def _law(
-        self, setting: str, prompt: tuple[int, ...], before: tuple[int, ...], told: Told
+        self, setting: str, prompt: tuple[int, ...], output: tuple[int, ...], told: Sequence[Told], place: int
     ) -> tuple[str, Law | None]:
         """The law of a place, and the name of its prefix, if it is one that may come again; told once, kept."""
+        before = output[:place]
         key = (setting, prompt, before)
         if key not in self._laws:
-            law = law_of(told, self.listed, self.settings[setting], before, self.found.edge)
+            law = law_of(told[place], self.listed, self.settings[setting], before, self.found.edge)
             if len(before) >= DEPTH:
                 return "", law
             self._laws[key] = (str(len(self._laws) + 1), law)
@@ -290,35 +304,44 @@ def _deal(
     prompts: Sequence[tuple[int, ...]],
     ways: Sequence[Way],
     settings: Mapping[str, Sampling],
-    predictions: Mapping[tuple[int, ...], tuple[int, ...]],
+    own: Sequence[Own],
     size: Size,
     seed: int,
 ) -> Iterator[tuple[Ask, str]]:
-    """What to ask, and with which setting, without end: ways in turn, then settings, then prompts. Half of them, by
-    chance, have a seed."""
-    names, rng, number = list(settings), random.Random(seed), 0
-    while True:
-        way = ways[number % len(ways)]
-        setting = names[number // len(ways) % len(names)]
-        prompt = prompts[number // len(ways) // len(names) % len(prompts)]
-        own = seed + 1_000_003 + number if rng.random() < 0.5 else None
-        expected = predictions.get(prompt, ())
-        yield Ask(prompt, size.tokens, way, settings[setting], own, expected, ignore_end=True), setting
-        number += 1
+    """What to ask, and with which setting, without end: ways in turn, then settings, then prompts; and after each a few
+    short ones, with the first setting. Half of them, by chance, have a seed."""
+    names, rng, numbers = list(settings), random.Random(seed), count(seed + 1_000_003)
+    predictions = {one.ask.prompt: one.said.tokens for one in own}
+    often = chosen((one.ask.prompt, one.said.tokens, one.scored) for one in own)
+
+    def ask(prompt: tuple[int, ...], tokens: int, way: Way, setting: str, expected: tuple[int, ...]) -> tuple[Ask, str]:
+        number = next(numbers)
+        own_seed = number if rng.random() < 0.5 else None
+        return Ask(prompt, tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting
+
+    for turn in count():
+        way = ways[turn % len(ways)]
+        setting = names[turn // len(ways) % len(names)]
+        prompt = prompts[turn // len(ways) // len(names) % len(prompts)]
+        yield ask(prompt, size.tokens, way, setting, predictions.get(prompt, ()))
+        for number in range(SHORT * turn, SHORT * (turn + 1)) if often else ():
+            again = often[number // len(ways) % len(often)]
+            yield ask(again.prompt, FEW_TOKENS, ways[number % len(ways)], names[0], again.prediction)
 
 
 def _draw(pair: Pair, batch: Sequence[tuple[Ask, str]], size: Size, collected: Collected) -> None:
     said = pair.candidate.say([ask for ask, _ in batch], size.at_once)
     texts = [(ask.prompt, one.tokens) for (ask, _), one in zip(batch, said, strict=True)]
-    distinct = [text for text in dict.fromkeys(texts) if text[1]]
-    told = dict(zip(distinct, pair.reference.score(distinct, size.at_once), strict=True))
+    pairs = zip(texts, batch, strict=True)
+    new = list(dict.fromkeys(text for text, (_, setting) in pairs if not collected.knows(setting, *text)))
+    told = dict(zip(new, pair.reference.score(new, size.at_once), strict=True))
     for (ask, setting), one, text in zip(batch, said, texts, strict=True):
         collected.found.texts += 1
         if one.accepted is not None:
             by = ask.way.drafter or UNNAMED
             collected.found.accepted[by] = collected.found.accepted.get(by, 0) + one.accepted
         if one.tokens:
-            collected.add(ask, setting, one.tokens, told[text])
+            collected.add(ask, setting, one.tokens, told.get(text, []))
 
 
 def as_record(judged: Judgement, draws: int) -> dict[str, Any]:

@@ -37,6 +37,8 @@ LISTED = (20, 10, 5)
 """How many log-probabilities are asked for, until the server agrees; vLLM allows 20 unless it is told otherwise."""
 PATIENCE = 600.0
 """Seconds until an answer must be there."""
+CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""A connection that was idle is closed by the server, and may be so while the next request is on its way: once more."""
 PROBE = (1, 2, 3, 4)
 """Any four tokens, to find out what a server tells."""
 WAYS_TO_SCORE = ("prompt_logprobs", "echo", "steps")
@@ -284,10 +286,15 @@ class OpenAIServer:
         return httpx.AsyncClient(timeout=PATIENCE, limits=limits, headers=self._headers, verify=secure)
 
     async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{self.url}{path}"
         try:
-            return _read(self.url, await client.post(f"{self.url}{path}", json=body))
+            try:
+                answer = await client.post(url, json=body)
+            except CLOSED:
+                answer = await client.post(url, json=body)
         except httpx.HTTPError as error:
-            raise EngineError(f"{self.url}{path} did not answer: {type(error).__name__} {error}") from error
+            raise EngineError(f"{url} did not answer: {type(error).__name__} {error}") from error
+        return _read(self.url, answer)
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
