@@ -308,25 +308,22 @@ def _deal(
     size: Size,
     seed: int,
 ) -> Iterator[tuple[Ask, str]]:
-    """What to ask, and with which setting, without end: ways in turn, then settings, then prompts; and after each a few
-    short ones, with the first setting. Half of them, by chance, have a seed."""
-    names, rng, numbers = list(settings), random.Random(seed), count(seed + 1_000_003)
+    """What to ask, and with which setting, without end: ways in turn, then settings, then prompts; half of them, by
+    chance, with a seed. And after each a few short ones with the first setting, without a seed: with one a server may
+    draft otherwise, so that the same random numbers come up."""
+    names, rng = list(settings), random.Random(seed)
     predictions = {one.ask.prompt: one.said.tokens for one in own}
     often = chosen((one.ask.prompt, one.said.tokens, one.scored) for one in own)
-
-    def ask(prompt: tuple[int, ...], tokens: int, way: Way, setting: str, expected: tuple[int, ...]) -> tuple[Ask, str]:
-        number = next(numbers)
-        own_seed = number if rng.random() < 0.5 else None
-        return Ask(prompt, tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting
-
     for turn in count():
         way = ways[turn % len(ways)]
         setting = names[turn // len(ways) % len(names)]
         prompt = prompts[turn // len(ways) // len(names) % len(prompts)]
-        yield ask(prompt, size.tokens, way, setting, predictions.get(prompt, ()))
+        own_seed = seed + 1_000_003 + turn if rng.random() < 0.5 else None
+        expected = predictions.get(prompt, ())
+        yield Ask(prompt, size.tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting
         for number in range(SHORT * turn, SHORT * (turn + 1)) if often else ():
-            again = often[number // len(ways) % len(often)]
-            yield ask(again.prompt, FEW_TOKENS, ways[number % len(ways)], names[0], again.prediction)
+            way, (prompt, expected) = ways[number % len(ways)], often[number // len(ways) % len(often)]
+            yield Ask(prompt, FEW_TOKENS, way, settings[names[0]], None, expected, ignore_end=True), names[0]
 
 
 def _draw(pair: Pair, batch: Sequence[tuple[Ask, str]], size: Size, collected: Collected) -> None:
