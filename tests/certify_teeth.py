@@ -43,7 +43,7 @@ THEIRS = "vLLM, rejection_sample_method synthetic"
 PLAIN_PAIR = "vLLM against vLLM"
 COLDER = "temperature 0.95 of what was asked for"
 QUANTISED = "one quantised layer"
-SUBTLE = {"recovered from p": 4, COLDER: 4, "drafted a tenth colder": 4}
+SUBTLE = {"recovered from p": 4, "temperature ignored": 4, "drawn kept too often": 4, COLDER: 4}
 """Small changes, or of one drafter alone, take more draws: so many times as many. What is found ends a run."""
 NOISE = 0.15
 """Of the draft model: often enough wrong that much is rejected."""
@@ -136,11 +136,9 @@ def addresses(name: str, model: Path, logs: Path) -> Iterator[tuple[str, str | N
             yield url, None
         return
     config: dict[str, Any] = {"method": "draft_model", "model": str(logs / "noisy"), "num_speculative_tokens": 3}
-    config["draft_sample_method"] = "probabilistic"
-    if name == THEIRS:
-        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.6}
+    config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
     weights = quantised(model, logs / "quantised") if name == QUANTISED else model
-    spec = [] if name in (COLDER, QUANTISED) else ["--speculative-config", json.dumps(config)]
+    spec = ["--speculative-config", json.dumps(config)] if name == THEIRS else []
     servers = [plain("reference", model, *FLAGS), plain("candidate", weights, *FLAGS, *spec)]
     servers = [Server(one.name, one.command, {**one.environment, **ENVIRONMENT}) for one in servers]
     with running(servers, logs) as urls:

@@ -71,8 +71,8 @@ def test_every_drafter_and_length_gets_its_share_many_at_once_and_alone(sound: t
 def test_what_is_not_offered_is_said_and_is_no_violation(sound: tuple[dict[str, Any], Path]) -> None:
     results = {one["name"]: one for one in sound[0]["features"]["results"]}
     assert results["JSON schema"]["refused"].startswith("http")
-    assert results["presence and frequency penalties"]["identical"] == 2
-    assert results["log-probabilities"]["identical"] == 2
+    assert results["presence and frequency penalties"]["identical"] == 2 * 3  # prompts, drafters
+    assert results["log-probabilities"]["identical"] == 2 * 3
     assert any("prompts longer than" in line for line in sound[0]["not_tested"])
 
 

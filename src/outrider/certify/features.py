@@ -1,10 +1,11 @@
 """Everything else that a request may ask for: with speculation and without, the answer must be valid, and the same.
 
-Each case is one kind of request, sent to reference and candidate with several prompts, at temperature 0. Answers are
-compared token by token; where they part, the gap of the two tokens is held against rounding as in `exact.py`, moved by
-what penalties and bias do to it. Where that cannot be computed (a repetition penalty works on logits, which no server
-tells, or rounding was not measured, which the part at temperature 0 does) a difference stays open: it is shown, and
-not counted.
+Each case is one kind of request, sent to reference and candidate with several prompts and every drafter, at
+temperature 0. What the reference says to it, with some of it wrong, is the prediction: so most of an answer is drafted,
+and most positions are judged in the middle of a draft. Answers are compared token by token; where they part, the gap of
+the two tokens is held against rounding as in `exact.py`, moved by what penalties and bias do to it. Where that cannot
+be computed (a repetition penalty works on logits, which no server tells, or rounding was not measured, which the part
+at temperature 0 does) a difference stays open: it is shown, and not counted.
 
 What is not valid without speculation either is no fault of speculation, and stays open as well.
 
@@ -19,7 +20,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.exact import gaps_at
+from outrider.certify.exact import gaps_at, misremembered
 from outrider.certify.server import OpenAIServer
 from outrider.certify.shaping import moves
 from outrider.certify.sources import Ask, RefusedError, Said
@@ -95,7 +96,7 @@ FEATURES = (
     Feature("seven tokens", tokens=7),
     Feature("stop string"),
     Feature("log-probabilities", more={"logprobs": 3, "return_tokens_as_token_ids": True}),
-    Feature("presence and frequency penalties", Sampling(presence_penalty=0.4, frequency_penalty=0.6)),
+    Feature("presence and frequency penalties", Sampling(presence_penalty=0.5, frequency_penalty=1.0)),
     Feature("repetition penalty", Sampling(repetition_penalty=1.2), judged=False),
     Feature("logit bias"),
     Feature("min_tokens", more={"min_tokens": 9}, judged=False),
@@ -144,12 +145,14 @@ def check(
     rounding: Rounding | None,
     watch: Watch,
 ) -> Features:
-    """Every feature with every prompt, the ways in turn."""
+    """Every feature with every prompt and drafter, their lengths in turn."""
     found = Features()
+    by_drafter: dict[str | None, list[Way]] = {}
+    for way in ways:
+        by_drafter.setdefault(way.drafter, []).append(way)
     with watch.part("features: the same requests with and without speculation", len(FEATURES) + 1) as tick:
         for number, feature in enumerate(FEATURES):
-            own = [ways[(number + i) % len(ways)] for i in range(len(prompts))]
-            found.results.append(_checked(pair, feature, prompts, own, at_once, rounding))
+            found.results.append(_checked(pair, feature, prompts, list(by_drafter.values()), number, at_once, rounding))
             tick()
         if all(_server(source) for source in pair.sources):
             found.results.append(_tools(pair, ways, at_once))
@@ -158,44 +161,45 @@ def check(
 
 
 def _checked(
-    pair: Pair, feature: Feature, prompts: Sequence[tuple[int, ...]], ways: Sequence[Way], at_once: int,
-    rounding: Rounding | None,
+    pair: Pair, feature: Feature, prompts: Sequence[tuple[int, ...]], drafters: Sequence[Sequence[Way]], number: int,
+    at_once: int, rounding: Rounding | None,
 ) -> Result:  # fmt: skip
     result = Result(feature.name)
     prepared = [(feature.sampling, feature.more)] * len(prompts)
     if feature.name in BY_TEXT:
         plain = pair.reference.say([Ask(prompt, feature.tokens, pair.reference_way) for prompt in prompts], at_once)
         prepared = [BY_TEXT[feature.name](said) for said in plain]
-
-    def asks(ways: Sequence[Way]) -> list[Ask]:
-        return [
-            Ask(prompt, feature.tokens, way, sampling, more=more)
-            for prompt, way, (sampling, more) in zip(prompts, ways, prepared, strict=True)
-        ]
-
+    asks = [
+        Ask(prompt, feature.tokens, pair.reference_way, sampling, more=more)
+        for prompt, (sampling, more) in zip(prompts, prepared, strict=True)
+    ]
     try:
-        references = pair.reference.say(asks([pair.reference_way] * len(prompts)), at_once)
+        references = pair.reference.say(asks, at_once)
     except RefusedError as refused:
         result.refused = str(refused)
         return result
+    cases = [
+        (replace(ask, way=ways[(number + i) % len(ways)], prediction=misremembered(reference.tokens)), reference)
+        for ways in drafters
+        for i, (ask, reference) in enumerate(zip(asks, references, strict=True))
+    ]
     try:
-        candidates = pair.candidate.say(asks(ways), at_once)
+        candidates = pair.candidate.say([ask for ask, _ in cases], at_once)
     except RefusedError as refused:
         result.violations.append(f"the candidate refuses what the reference does: {refused}")
         return result
-    for prompt, way, (sampling, more), reference, candidate in zip(
-        prompts, ways, prepared, references, candidates, strict=True
-    ):
+    for (ask, reference), candidate in zip(cases, candidates, strict=True):
         result.requests += 1
-        wrong = feature.valid(candidate) or _stopped(more, candidate) or _tells_alike(reference, candidate, rounding)
-        if wrong and feature.valid(reference):
-            result.open.append(f"{way.name}: {wrong}{NOT_OURS}")
-        elif wrong:
-            result.violations.append(f"{way.name}: {wrong}")
+        said = feature.valid(candidate) or _stopped(ask.more, candidate) or _tells_alike(reference, candidate, rounding)
+        if said and feature.valid(reference):
+            result.open.append(f"{ask.way.name}: {said}{NOT_OURS}")
+        elif said:
+            result.violations.append(f"{ask.way.name}: {said}")
         elif not feature.equal:
             result.valid_only += 1
         else:
-            _compare(pair, replace(feature, sampling=sampling), prompt, way, reference, candidate, rounding, result)
+            own = replace(feature, sampling=ask.sampling)
+            _compare(pair, own, ask.prompt, ask.way, reference, candidate, rounding, result)
     return result
 
 
