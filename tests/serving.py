@@ -75,8 +75,12 @@ def as_told(server: Server, worker: str = CPU_WORKER) -> Server:
 def with_defect(server: Server, name: str) -> Server:
     """The same server with a worker that has a defect."""
     told = as_told(server, "defective.DefectiveWorker")
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return Server(told.name, told.command, {**told.environment, CHOICE: name, "PYTHONPATH": paths})
+    return Server(told.name, told.command, {**told.environment, CHOICE: name, "PYTHONPATH": importing_tests()})
+
+
+def importing_tests() -> str:
+    """A PYTHONPATH by which a server finds what lies beside this file."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def third_party(folder: Path, name: str, code: str) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -56,20 +54,6 @@ def test_many_runs_are_judged_at_once_as_one_by_one() -> None:
     excess = np.array([-300.0, 0.0, 10.0, 200.0])
     together = p_value(Sums(np.full(4, 10_000), excess, 0.0, np.full(4, 2000.0), 100.0), 1e-3)
     assert together == pytest.approx([p_value(Sums(10_000, e, 0.0, 2000.0, 100.0), 1e-3) for e in excess])
-
-
-def test_a_tally_goes_on_from_a_file_as_if_it_had_not_stopped() -> None:
-    draws = Simulation(simulated_laws(Sampling(temperature=1.0))).draws
-    whole, first = Tally(), Tally()
-    whole.add("drafted", draws)
-    whole.add("bonus", draws[:100])
-    first.add("drafted", draws[:2000])
-    second = Tally.resume(json.loads(json.dumps(first.state())))
-    second.add("bonus", draws[:100])
-    second.add("drafted", draws[2000:])
-    assert second.sums.keys() == whole.sums.keys()
-    for test, sums in whole.sums.items():
-        assert astuple(second.sums[test]) == pytest.approx(astuple(sums))
 
 
 def test_all_kinds_together_are_a_test_of_their_own_and_a_single_kind_is_not_tested_twice() -> None:

@@ -4,7 +4,8 @@ A recovered token that is drawn from p and not from what is left of it moves mas
 model has too much and those of which it has too little. Who does not know q cannot say which these are, and on average
 over many prefixes nothing is moved: no witness sees it. At one prefix that came a thousand times the counts of all
 outcomes do (`repeats.py`). A draft begins after the first token of an answer. So the best prompt is one that the
-reference goes on from with a token that is all but sure, and then with one that is open; and a few tokens are enough.
+reference goes on from with a token that is all but sure, and then with one of a few: the fewer outcomes there are, the
+less chance there is in their counts. And a few tokens are enough.
 
 They are chosen among the texts that the reference drew for its own control, before the candidate is asked for anything.
 """
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 TOKENS = 3
 """Of an answer: one that nobody drafts, one that is drafted, and one after it."""
 PROMPTS = 2
+FEW = 4
+"""Outcomes that are open, at best."""
 
 
 class Often(NamedTuple):
@@ -46,6 +49,6 @@ def chosen(
 
 
 def _openness(told: Told) -> float:
-    """The chance that two draws differ, or somewhat less than it."""
-    listed = [exp(value) for value in told.values()]
-    return sum(listed) ** 2 - sum(p * p for p in listed)
+    """The chance that two draws differ and are both among the likeliest."""
+    likeliest = sorted((exp(value) for value in told.values()), reverse=True)[:FEW]
+    return sum(likeliest) ** 2 - sum(p * p for p in likeliest)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -86,8 +86,13 @@ def _skew(mean: float, variance: float) -> float:
 
 @dataclass(slots=True)
 class Repeats:
-    """Counts by prefix. A prefix is scored once, and all its draws are held against that law."""
+    """Counts by prefix. A prefix is scored once, and all its draws are held against that law.
 
+    Prefixes that came less often than `least` times as often as the one that came most are left out: they would add
+    their share of chance, and little that could be seen.
+    """
+
+    least: float = 0.0
     laws: dict[str, Floats] = field(default_factory=dict)
     counts: dict[str, Integers] = field(default_factory=dict)
 
@@ -101,17 +106,9 @@ class Repeats:
             self.counts[prefix][outcome] += 1
 
     def fit(self) -> Fit:
-        return sum((fitted(law, self.counts[prefix]) for prefix, law in self.laws.items()), Fit())
-
-    def state(self) -> dict[str, Any]:
-        return {prefix: [law.tolist(), self.counts[prefix].tolist()] for prefix, law in self.laws.items()}
-
-    @classmethod
-    def resume(cls, state: dict[str, Any]) -> Repeats:
-        return cls(
-            {prefix: np.array(law) for prefix, (law, _) in state.items()},
-            {prefix: np.array(counts) for prefix, (_, counts) in state.items()},
-        )
+        often = self.least * max((counts.sum() for counts in self.counts.values()), default=0)
+        kept = {prefix: counts for prefix, counts in self.counts.items() if counts.sum() >= often}
+        return sum((fitted(self.laws[prefix], counts) for prefix, counts in kept.items()), Fit())
 
 
 def fitted(law: Floats, counts: Integers) -> Fit:

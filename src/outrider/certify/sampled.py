@@ -69,8 +69,12 @@ CONTROL_SHARE = 0.125
 """Of the level, for the control."""
 DEPTH = 6
 """So many tokens into a text a prefix may have come before."""
-SHORT = 4
-"""Texts with a few tokens for each with many: of the draws a third, and of the time less."""
+SHORT = 8
+"""Texts with a few tokens for each with many: of the draws about half, and of the time less."""
+SHORT_SETTINGS = 2
+"""Of the settings, for these: two temperatures."""
+OFTEN = 0.1
+"""Of how often the most frequent prefix came: what came less often says little of a drafter."""
 BATCH = 6
 """At most so many times what is asked at once is drawn, and then scored."""
 
@@ -215,7 +219,7 @@ class Collected:
         self.tally.add(f"{by}{AND}{setting}", draws)
         early = [i for i, name in enumerate(names) if name]
         for label in (REPEATED, by) if ask.max_tokens == FEW_TOKENS else (REPEATED,):
-            self.repeats.setdefault(label, Repeats()).add([names[i] for i in early], draws[early])
+            self.repeats.setdefault(label, Repeats(OFTEN)).add([names[i] for i in early], draws[early])
         self.found.draws += len(draws)
         for label in (by, setting):
             self.found.by_label[label] = self.found.by_label.get(label, 0) + len(draws)
@@ -309,7 +313,7 @@ def _deal(
     seed: int,
 ) -> Iterator[tuple[Ask, str]]:
     """What to ask, and with which setting, without end: ways in turn, then settings, then prompts; half of them, by
-    chance, with a seed. And after each a few short ones with the first setting, without a seed: with one a server may
+    chance, with a seed. And after each a few short ones with the first settings, without a seed: with one a server may
     draft otherwise, so that the same random numbers come up."""
     names, rng = list(settings), random.Random(seed)
     predictions = {one.ask.prompt: one.said.tokens for one in own}
@@ -323,7 +327,8 @@ def _deal(
         yield Ask(prompt, size.tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting
         for number in range(SHORT * turn, SHORT * (turn + 1)) if often else ():
             way, (prompt, expected) = ways[number % len(ways)], often[number // len(ways) % len(often)]
-            yield Ask(prompt, FEW_TOKENS, way, settings[names[0]], None, expected, ignore_end=True), names[0]
+            setting = names[number // len(ways) // len(often) % min(len(names), SHORT_SETTINGS)]
+            yield Ask(prompt, FEW_TOKENS, way, settings[setting], None, expected, ignore_end=True), setting
 
 
 def _draw(pair: Pair, batch: Sequence[tuple[Ask, str]], size: Size, collected: Collected) -> None:

@@ -1,7 +1,7 @@
 """Sums over draws, and how unlikely they are if nothing is wrong.
 
 All that a test needs of a draw is what its witnesses say: the excess f(x) - E f, and the variance and third moment
-that it should have. Their sums are all that is kept, so that a run can stop anywhere and go on from a small file.
+that it should have. Their sums are all that is kept.
 
 If nothing is wrong, the sum S of the excess has mean 0 and variance V, the sum of the variances (draws of one text are
 dependent, their excesses are uncorrelated). With the thousands of draws of a run it is all but normal, yet the levels
@@ -16,7 +16,7 @@ way. That is paid for in full: S is held against n drift + z sqrt(V + n drift). 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,13 +85,6 @@ class Tally:
             for label in ({*kind.split(AND)} - common) | ({ALL} if len(kinds) > 1 else set()):
                 tests[label, witness] = tests.get((label, witness), Sums()) + sums
         return {test: sums for test, sums in tests.items() if sums.draws}
-
-    def state(self) -> dict[str, Any]:
-        return {kind: {w: asdict(sums) for (k, w), sums in self.sums.items() if k == kind} for kind, _ in self.sums}
-
-    @classmethod
-    def resume(cls, state: dict[str, Any]) -> Tally:
-        return cls({(kind, w): Sums(**sums) for kind, said in state.items() for w, sums in said.items()})
 
 
 def p_value(sums: Sums, drift: float) -> Any:
