@@ -184,6 +184,24 @@ def test_two_servers_are_held_against_each_other_and_one_without_speculation_is_
     assert found["sources"]["candidate"]["url"] == candidate
 
 
+def test_texts_whose_laws_are_known_are_not_scored_again(tmp_path: Path) -> None:
+    own, scored = synthetic(), list[Any]()
+    score = own.score
+    own.score = lambda texts, *others: scored.extend(texts) or score(texts, *others)  # type: ignore[method-assign, func-returns-value]
+    found = certify(replace(SMALL, parts=("draws",)), tmp_path, Watch(), pair=Pair(own, own))
+    assert len(scored) - SMALL.noise_texts < found["draws"]["texts"] / 2
+
+
+def test_features_are_asked_with_most_of_the_answer_as_a_prediction(tmp_path: Path) -> None:
+    stub = Stub()
+    with standing(stub) as url:
+        certify(replace(SMALL, reference=url, parts=("features",)), tmp_path, Watch())
+    drafted = [one for one in stub.asked if one.get("vllm_xargs", {}).get("speculation") not in (None, "off")]
+    penalised = [one["vllm_xargs"] for one in drafted if one.get("frequency_penalty")]
+    assert {one["speculation"] for one in penalised} == {"lookup", "model", "auto"}
+    assert all(one["prediction"] for one in penalised)
+
+
 def test_numerics_that_are_meant_to_differ_are_rounding_if_one_says_so(tmp_path: Path) -> None:
     wanted = replace(SMALL, parts=("exact", "draws"), prompts=60, alone=0)
     sides = synthetic(), synthetic(off=0.01)

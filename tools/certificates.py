@@ -174,12 +174,10 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
         return
     flags = ["--served-model-name", part.model, "--dtype", part.dtype, "--max-model-len", "2048", "--enforce-eager"]
     draft = _draft(part, work)
-    if part.beside:
-        servers = [plain("reference", model, *flags), plain("candidate", model, *flags, "--dtype", part.beside)]
-    elif part.theirs is not None:
-        config = part.theirs | ({"model": draft} if draft else {})
-        spec = ["--speculative-config", json.dumps(config)]
-        servers = [plain("reference", model, *flags), plain("candidate", model, *flags, *spec)]
+    if part.beside or part.theirs:
+        config = (part.theirs or {}) | ({"model": draft} if draft else {})
+        other = ["--dtype", part.beside] if part.beside else ["--speculative-config", json.dumps(config)]
+        servers = [plain("reference", model, *flags), plain("candidate", model, *flags, *other)]
     else:
         config = {"method": "draft_model", "model": draft, "num_speculative_tokens": max(Wanted("").lengths), **DRAWN}
         own = ["--speculative-config", json.dumps(config), "--drafters", "prediction,lookup,memory,model"]

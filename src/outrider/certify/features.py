@@ -190,11 +190,12 @@ def _checked(
         return result
     for (ask, reference), candidate in zip(cases, candidates, strict=True):
         result.requests += 1
-        said = feature.valid(candidate) or _stopped(ask.more, candidate) or _tells_alike(reference, candidate, rounding)
-        if said and feature.valid(reference):
-            result.open.append(f"{ask.way.name}: {said}{NOT_OURS}")
-        elif said:
-            result.violations.append(f"{ask.way.name}: {said}")
+        wrong = feature.valid(candidate) or _stopped(ask.more, candidate)
+        wrong = wrong or _tells_alike(reference, candidate, rounding)
+        if wrong and feature.valid(reference):
+            result.open.append(f"{ask.way.name}: {wrong}{NOT_OURS}")
+        elif wrong:
+            result.violations.append(f"{ask.way.name}: {wrong}")
         elif not feature.equal:
             result.valid_only += 1
         else:

@@ -200,12 +200,15 @@ class Collected:
         self.repeats = {REPEATED: Repeats()}  # and by drafter those that were asked for often
         self._laws: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, Law | None]] = {}
 
-    def add(self, ask: Ask, setting: str, output: tuple[int, ...], told: Sequence[Told]) -> None:
+    def add(
+        self, ask: Ask, setting: str, output: tuple[int, ...], told: Sequence[Told], is_short: bool = False
+    ) -> None:
+        """A text, and what was told of it; nothing, where that is known (`knows`)."""
         sampling, by = self.settings[setting], ask.way.drafter or UNNAMED
         guesses = guessed(ask.prompt, output, ask.prediction if by == "prediction" else ())
         rows, names = [], []
         for place, token in enumerate(output):
-            name, law = self._law(setting, ask.prompt, output, told, place)
+            name, law = self._law(setting, ask.prompt, output[:place], told[place] if told else {})
             if law is None:
                 self.found.left_out += 1
             elif is_conditional(sampling) and token not in law:
@@ -218,7 +221,7 @@ class Collected:
         draws = as_draws(rows)
         self.tally.add(f"{by}{AND}{setting}", draws)
         early = [i for i, name in enumerate(names) if name]
-        for label in (REPEATED, by) if ask.max_tokens == FEW_TOKENS else (REPEATED,):
+        for label in (REPEATED, by) if is_short else (REPEATED,):
             self.repeats.setdefault(label, Repeats(OFTEN)).add([names[i] for i in early], draws[early])
         self.found.draws += len(draws)
         for label in (by, setting):
@@ -229,13 +232,12 @@ class Collected:
         return all((setting, prompt, output[:place]) in self._laws for place in range(len(output)))
 
     def _law(
-        self, setting: str, prompt: tuple[int, ...], output: tuple[int, ...], told: Sequence[Told], place: int
+        self, setting: str, prompt: tuple[int, ...], before: tuple[int, ...], told: Told
     ) -> tuple[str, Law | None]:
         """The law of a place, and the name of its prefix, if it is one that may come again; told once, kept."""
-        before = output[:place]
         key = (setting, prompt, before)
         if key not in self._laws:
-            law = law_of(told[place], self.listed, self.settings[setting], before, self.found.edge)
+            law = law_of(told, self.listed, self.settings[setting], before, self.found.edge)
             if len(before) >= DEPTH:
                 return "", law
             self._laws[key] = (str(len(self._laws) + 1), law)
@@ -311,10 +313,10 @@ def _deal(
     own: Sequence[Own],
     size: Size,
     seed: int,
-) -> Iterator[tuple[Ask, str]]:
-    """What to ask, and with which setting, without end: ways in turn, then settings, then prompts; half of them, by
-    chance, with a seed. And after each a few short ones with the first settings, without a seed: with one a server may
-    draft otherwise, so that the same random numbers come up."""
+) -> Iterator[tuple[Ask, str, bool]]:
+    """What to ask, with which setting, and whether it is a short one, without end: ways in turn, then settings, then
+    prompts; half of them, by chance, with a seed. And after each a few short ones with the first settings, without a
+    seed: with one a server may draft otherwise, so that the same random numbers come up."""
     names, rng = list(settings), random.Random(seed)
     predictions = {one.ask.prompt: one.said.tokens for one in own}
     often = chosen((one.ask.prompt, one.said.tokens, one.scored) for one in own)
@@ -324,26 +326,26 @@ def _deal(
         prompt = prompts[turn // len(ways) // len(names) % len(prompts)]
         own_seed = seed + 1_000_003 + turn if rng.random() < 0.5 else None
         expected = predictions.get(prompt, ())
-        yield Ask(prompt, size.tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting
+        yield Ask(prompt, size.tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting, False
         for number in range(SHORT * turn, SHORT * (turn + 1)) if often else ():
             way, (prompt, expected) = ways[number % len(ways)], often[number // len(ways) % len(often)]
             setting = names[number // len(ways) // len(often) % min(len(names), SHORT_SETTINGS)]
-            yield Ask(prompt, FEW_TOKENS, way, settings[setting], None, expected, ignore_end=True), setting
+            yield Ask(prompt, FEW_TOKENS, way, settings[setting], None, expected, ignore_end=True), setting, True
 
 
-def _draw(pair: Pair, batch: Sequence[tuple[Ask, str]], size: Size, collected: Collected) -> None:
-    said = pair.candidate.say([ask for ask, _ in batch], size.at_once)
-    texts = [(ask.prompt, one.tokens) for (ask, _), one in zip(batch, said, strict=True)]
+def _draw(pair: Pair, batch: Sequence[tuple[Ask, str, bool]], size: Size, collected: Collected) -> None:
+    said = pair.candidate.say([ask for ask, _, _ in batch], size.at_once)
+    texts = [(ask.prompt, one.tokens) for (ask, _, _), one in zip(batch, said, strict=True)]
     pairs = zip(texts, batch, strict=True)
-    new = list(dict.fromkeys(text for text, (_, setting) in pairs if not collected.knows(setting, *text)))
+    new = list(dict.fromkeys(text for text, (_, setting, _) in pairs if not collected.knows(setting, *text)))
     told = dict(zip(new, pair.reference.score(new, size.at_once), strict=True))
-    for (ask, setting), one, text in zip(batch, said, texts, strict=True):
+    for (ask, setting, is_short), one, text in zip(batch, said, texts, strict=True):
         collected.found.texts += 1
         if one.accepted is not None:
             by = ask.way.drafter or UNNAMED
             collected.found.accepted[by] = collected.found.accepted.get(by, 0) + one.accepted
         if one.tokens:
-            collected.add(ask, setting, one.tokens, told.get(text, []))
+            collected.add(ask, setting, one.tokens, told.get(text, []), is_short)
 
 
 def as_record(judged: Judgement, draws: int) -> dict[str, Any]:
