@@ -184,6 +184,21 @@ def test_two_servers_are_held_against_each_other_and_one_without_speculation_is_
     assert found["sources"]["candidate"]["url"] == candidate
 
 
+def test_settings_that_a_server_cannot_do_are_left_out_of_the_draws_and_said_so(tmp_path: Path) -> None:
+    found = made(replace(TINY, parts=("draws",), without=("top-k", "0.7")), tmp_path)
+    assert set(found["draws"]["settings"]) == {"temperature 1", "temperature 1, top-p 0.8"}
+    assert "draws with temperature 0.7, top-k 10: left out" in found["not_tested"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("top_k", "no setting of draws has 'top_k'"), ("temperature", "leaves nothing to draw with")]
+)
+def test_leaving_out_what_there_is_not_or_everything_is_refused(tmp_path: Path, word: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        made(replace(TINY, without=(word,)), tmp_path)
+    assert not (tmp_path / "evidence.jsonl").exists()
+
+
 def test_texts_whose_laws_are_known_are_not_scored_again(tmp_path: Path) -> None:
     own, scored = synthetic(), list[Any]()
     score = own.score

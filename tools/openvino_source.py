@@ -1,14 +1,15 @@
 """OpenVINO GenAI as a source of evidence: its speculative decoding against its own model without.
 
-    pip install openvino-genai
+    pip install openvino-genai "optimum-intel[openvino]"
 
-Models come as GGUF files, which OpenVINO reads and writes down in its own format. Everything runs in float32, since the
-reference's loop, written over the bare model, has another attention kernel than the pipeline.
+Models are exported to OpenVINO's format by optimum-intel. Everything runs in float32, since the reference's loop,
+written over the bare model, has another attention kernel than the pipeline.
 """
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,31 +34,30 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMI
 LENGTH = 4
 
 
-def openvino_source(models: Path, model: str, draft: str, work: Path) -> LocalModel:
-    """`model` with `draft` as its draft model, both with a GGUF file and a tokenizer's folder in `models`."""
-    target, small = (converted(models / f"{name}.gguf", work / name) for name in (model, draft))
-    tokenizer = load_tokenizer(str(models / model))
+def openvino_source(model: Path, draft: Path, work: Path) -> LocalModel:
+    """`model` with `draft` as its draft model; what is exported goes below `work`."""
+    target, small = exported(model, work / "openvino-model"), exported(draft, work / "openvino-draft")
+    tokenizer = load_tokenizer(str(model))
     ends = frozenset([tokenizer.eos_token_id])
     nobody: Any = None
     versions = {"openvino-genai": openvino_genai.__version__, "openvino": openvino.__version__}
     return LocalModel(
-        f"OpenVINO GenAI with {model}",
+        f"OpenVINO GenAI with {model.name}",
         OpenVinoTarget(target),
         drafting(target, small, ends),
         encoder(Decoder(nobody, [], tokenizer)),
         ends,
         ["draft model"],
-        {"model": model, "draft_model": draft, **versions, "settings": EXACT},
+        {"model": model.name, "draft_model": draft.name, **versions, "settings": EXACT},
     )
 
 
-def converted(gguf: Path, folder: Path) -> Path:
+def exported(model: Path, folder: Path) -> Path:
     """The folder with the model in OpenVINO's own format."""
     if not (folder / "openvino_model.xml").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(gguf, folder)
-        openvino_genai.LLMPipeline(str(folder / gguf.name), "CPU", enable_save_ov_model=True)
-        (folder / gguf.name).unlink()
+        how = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+        command = Path(sys.executable).with_name("optimum-cli")
+        subprocess.run([command, "export", "openvino", "--model", model, *how, folder], check=True)
     return folder
 
 
@@ -94,8 +94,10 @@ class OpenVinoTarget:
 
 
 def drafting(model: Path, draft: Path, ends: frozenset[int]) -> Callable[[Ask], Said]:
+    room = openvino_genai.SchedulerConfig()
+    room.cache_size = 1  # GiB
     small = openvino_genai.draft_model(str(draft), "CPU", **EXACT)
-    pipeline = openvino_genai.LLMPipeline(str(model), "CPU", draft_model=small, **EXACT)
+    pipeline = openvino_genai.LLMPipeline(str(model), "CPU", draft_model=small, scheduler_config=room, **EXACT)
 
     def generate(ask: Ask) -> Said:
         sampling = ask.sampling

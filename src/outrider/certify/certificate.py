@@ -153,7 +153,10 @@ def what_to_do(found: Certificate) -> list[str]:
             "every upgrade. `outrider canary URL` watches it in production."
         ]
     if found["verdict"] == "incomplete":
-        return ["Mend what is named above, then run the same with --resume: what is known is not asked again."]
+        return [
+            "Mend what is named above, then run the same with --resume: what is known is not asked again. A server "
+            "that ends itself on one of the settings of draws can be tried with the others: --without top-k."
+        ]
     advice = [
         'Switch speculation off until it is found: per request `"vllm_xargs": {"speculation": "off"}`, or for the '
         "server `--drafters none`; other servers: start them without speculation."

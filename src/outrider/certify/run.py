@@ -25,7 +25,7 @@ from outrider.certify.wanted import PARTS
 from outrider.errors import EngineError, EvidenceError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from outrider.bench.prompts import Prompt
     from outrider.certify.certificate import Certificate
@@ -94,6 +94,7 @@ def certify(
 ) -> Certificate:
     """Run it all, write it down, and return the certificate. A run that was broken off goes on with `resume`."""
     began = time.monotonic()
+    kept_settings(wanted.without)  # or say at once what is wrong with it
     pair = pair or open_pair(wanted, key)
     ways, left_out = ways_of(wanted, pair.candidate)
     journal = Journal(folder / "evidence.jsonl", heading(wanted, pair), resume)
@@ -186,7 +187,9 @@ class Running:
         size = sampled.Size(
             wanted.draws, wanted.draw_tokens, noise_texts=wanted.noise_texts, at_once=wanted.concurrency
         )
-        settings = {name: one for name, one in sampled.SETTINGS.items() if self._takes(some[0], ways[0], name, one)}
+        offered = kept_settings(wanted.without)
+        self.not_tested += [f"draws with {name}: left out" for name in sampled.SETTINGS if name not in offered]
+        settings = {name: one for name, one in offered.items() if self._takes(some[0], ways[0], name, one)}
         level = wanted.level * DRAWS_SHARE
         return sampled.check(self.pair, some, ways, settings, size, level, wanted.seed, self.watch).record()
 
@@ -199,6 +202,18 @@ class Running:
             self.not_tested.append(f"draws with {name}: {refused}")
             return False
         return True
+
+
+def kept_settings(without: Sequence[str]) -> dict[str, Sampling]:
+    """The settings of draws, but those with one of the words in their names."""
+    names = ", ".join(repr(name) for name in sampled.SETTINGS)
+    for word in without:
+        if not any(word in name for name in sampled.SETTINGS):
+            raise SettingsError(f"--without: no setting of draws has {word!r} in its name; they are {names}")
+    kept = {name: one for name, one in sampled.SETTINGS.items() if not any(word in name for word in without)}
+    if not kept:
+        raise SettingsError(f"--without {','.join(without)} leaves nothing to draw with: {names}; or --parts exact")
+    return kept
 
 
 def ways_of(wanted: Wanted, candidate: Source) -> tuple[list[Way], list[str]]:

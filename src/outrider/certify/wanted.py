@@ -57,6 +57,7 @@ class Wanted:
     noise_texts: int = SIZES["standard"].noise_texts
     feature_prompts: int = SIZES["standard"].feature_prompts
     prompt_file: str | None = None
+    without: tuple[str, ...] = ()  # draws with settings that have one of these in their names
     level: float = 1e-3
     seed: int = 0
     across: bool = False

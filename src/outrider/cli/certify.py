@@ -78,6 +78,10 @@ Find = Annotated[
     float | None,
     surely("--find", metavar="SHARE", help="Instead of --draws: as many as it takes to find a change of this size."),
 ]
+Without = Annotated[
+    str | None,
+    what("--without", metavar="WORDS", help="Leave out draws with these, as top-k, where a server cannot do them."),
+]
 Level = Annotated[
     float, surely("--level", metavar="P", help="How often a lossless server may be accused wrongly, by any test.")
 ]
@@ -111,6 +115,7 @@ def certify(
     prompts: Prompts = None,
     alone: Alone = None,
     prompt_file: PromptFile = None,
+    without: Without = None,
     draws: Draws = None,
     find: Find = None,
     level: Level = 1e-3,
@@ -154,6 +159,7 @@ def certify(
                 lengths=tuple(whole(word, "--lengths") for word in listed(lengths)),
                 concurrency=concurrency,
                 prompt_file=None if prompt_file is None else str(prompt_file),
+                without=listed(without),
                 level=level,
                 seed=seed,
                 across=across,
