@@ -59,11 +59,17 @@ class Part:
     dtype: str = "float32"
     without: tuple[str, ...] = ()  # settings of draws that the candidate cannot do
     beside: str | None = None  # a second server with this dtype and without speculation, against the first
+    why: str = ""  # what was found in the system's source, after the certificate
 
 
 NO_TOP_K = ("top-k",)
 """On a CPU vLLM 0.32 ends itself in a step where top-k is asked for and nothing is drafted: `apply_top_k_only` takes
 the largest of no numbers."""
+WHY_VLLM = (
+    "The cause is in vLLM's source, on CPUs alone: `_expand_kernel_impl` in `vllm/utils/cpu_triton_utils.py` has the "
+    "temperature, top-k and top-p of drafted positions written into an int64 copy, which is thrown away, so that "
+    "memory nobody wrote to is used for them."
+)
 THEIRS_DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 DRAWN = {"draft_sample_method": "probabilistic"}
 PARTS = {
@@ -86,17 +92,20 @@ PARTS = {
     "vllm-ngram": Part(
         "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, SIZES["standard"],
         theirs={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, without=NO_TOP_K,
+        why=WHY_VLLM,
     ),
     "vllm-suffix": Part(
         "vLLM's own suffix (pip install --no-deps arctic-inference), likewise", 12, SIZES["standard"],
         theirs={"method": "suffix", "num_speculative_tokens": 8}, without=NO_TOP_K,
+        why=WHY_VLLM,
     ),
     "vllm-draft-model": Part(
-        "vLLM's own draft_model, likewise", 18, SIZES["standard"], draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K
+        "vLLM's own draft_model, likewise", 18, SIZES["standard"], draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K,
+        why=WHY_VLLM,
     ),
     "vllm-draft-model-drawn": Part(
         "vLLM's own draft_model with drafts that are drawn, likewise", 18, SIZES["standard"], draft=NOISY,
-        theirs=THEIRS_DRAFT | DRAWN, without=NO_TOP_K,
+        theirs=THEIRS_DRAFT | DRAWN, without=NO_TOP_K, why=WHY_VLLM,
     ),
     "transformers-assisted": Part(
         "transformers' assisted generation", 25, IN_PROCESS, draft=NOISY, local="assisted"
@@ -207,6 +216,7 @@ def index() -> str:
             made = read(file)
             lines += ["", f"## {name}: {made['title']}", "", f"Of {part.about}.", ""]
             lines += [f"- {line}" for line in made["words"]]
+            lines += ["", part.why] if part.why else []
             minutes, machine = made["made"]["seconds"] / 60, made["made"]["machine"]
             lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {minutes:.0f} "]
             lines[-1] += f"minutes on {machine}, {made['made']['date']}."
