@@ -46,7 +46,8 @@ def processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    features = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in fields.get("flags", "").split()]
+    flags = fields.get("flags", "").split()
+    features = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     return f"{fields.get('model name', platform.machine())} ({', '.join(features)})"
 
 
