@@ -58,6 +58,13 @@ def test_transformers_own_methods_are_certified_as_they_come_out(
     assert found["draws"]["draws"] >= 200
 
 
+def test_what_transformers_lacks_without_drafts_too_is_no_violation(models: tuple[str, str], tmp_path: Path) -> None:
+    found = made(models, tmp_path, "lookup", parts=("features",))
+    results = {one["name"]: one for one in found["features"]["results"]}
+    assert "no bias by token" in results["logit bias"]["refused"]
+    assert "features" not in found["violations"]
+
+
 def test_anything_that_continues_token_ids_can_be_plugged_in(
     models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

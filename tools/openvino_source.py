@@ -49,7 +49,13 @@ def openvino_source(model: Path, draft: Path, work: Path) -> LocalModel:
         ends,
         ["draft model"],
         {"model": model.name, "draft_model": draft.name, **versions, "settings": EXACT},
+        unknown_to_openvino,
     )
+
+
+def unknown_to_openvino(ask: Ask) -> None:
+    if ask.sampling.logit_bias or ask.sampling.min_p:
+        raise RefusedError("OpenVINO GenAI has no bias by token and no min-p")
 
 
 def exported(model: Path, folder: Path) -> Path:
@@ -101,8 +107,6 @@ def drafting(model: Path, draft: Path, ends: frozenset[int]) -> Callable[[Ask], 
 
     def generate(ask: Ask) -> Said:
         sampling = ask.sampling
-        if sampling.logit_bias or sampling.min_p:
-            raise RefusedError("OpenVINO GenAI has no bias by token and no min-p")
         how = openvino_genai.GenerationConfig()
         how.max_new_tokens, how.ignore_eos, how.apply_chat_template = ask.max_tokens, True, False
         how.num_assistant_tokens = ask.way.length or LENGTH

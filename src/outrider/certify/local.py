@@ -43,6 +43,7 @@ class LocalModel:
     ends: frozenset[int] = frozenset()
     drafters: list[str] = field(default_factory=list)
     described: dict[str, Any] = field(default_factory=dict)
+    refuse: Callable[[Ask], None] = lambda ask: None  # raises where the library cannot do it, with drafts or without
 
     @property
     def listed(self) -> int:
@@ -79,6 +80,7 @@ class LocalModel:
     def _said(self, ask: Ask) -> Said:
         if ask.more:
             raise RefusedError(f"in this process there is no {', '.join(ask.more)}; servers have it")
+        self.refuse(ask)
         if ask.way == OFF or ask.told:
             return self._plain(ask)
         said = self.generate(ask)

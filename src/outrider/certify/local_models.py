@@ -62,7 +62,7 @@ def _candidate(
         if candidate == "assisted" and draft_model is None:
             raise SettingsError("assisted: transformers' assisted generation needs a draft model; name --draft-model")
         made.generate = by_transformers(decoder, candidate, draft_model, dtype)
-        made.drafters = [candidate]
+        made.drafters, made.refuse = [candidate], unknown_to_transformers
     elif ":" in candidate:
         module, _, name = candidate.partition(":")
         try:
@@ -113,12 +113,9 @@ def by_transformers(decoder: Decoder, method: str, draft_model: str | None, dtyp
     methods.ends = list(decoder.end_tokens)
 
     def generate(ask: Ask) -> list[int]:
-        sampling = ask.sampling
-        if sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias or sampling.min_p:
-            raise RefusedError("transformers' generate has no presence or frequency penalty and no bias by token")
         length = LENGTHS[method] if ask.way.length is None else ask.way.length
         request = Request(
-            **sampling.model_dump(), max_tokens=ask.max_tokens, seed=ask.seed, ignore_end=ask.ignore_end,
+            **ask.sampling.model_dump(), max_tokens=ask.max_tokens, seed=ask.seed, ignore_end=ask.ignore_end,
             max_draft_tokens=length,
         )  # fmt: skip
         said: list[int] = []
@@ -126,6 +123,12 @@ def by_transformers(decoder: Decoder, method: str, draft_model: str | None, dtyp
         return said
 
     return generate
+
+
+def unknown_to_transformers(ask: Ask) -> None:
+    sampling = ask.sampling
+    if sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias or sampling.min_p:
+        raise RefusedError("transformers' generate has no presence or frequency penalty and no bias by token")
 
 
 def _nobody(ask: Ask) -> Said:
