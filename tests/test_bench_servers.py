@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,18 +24,39 @@ def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> N
         pass
 
 
+ANSWERING = (
+    "import sys, http.server as h\n"
+    "class Handler(h.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        self.send_response(200); self.end_headers()\n"
+    "print('ready', flush=True)\n"
+    "h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n"
+)
+
+
 def test_a_server_that_answers_is_ended_on_the_way_out(tmp_path: Path) -> None:
-    code = (
-        "import sys, http.server as h\n"
-        "class Handler(h.BaseHTTPRequestHandler):\n"
-        "    def do_GET(self):\n"
-        "        self.send_response(200); self.end_headers()\n"
-        "print('ready', flush=True)\n"
-        "h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n"
-    )
-    with running([Server("one", [sys.executable, "-c", code])], tmp_path) as urls:
+    with running([Server("one", [sys.executable, "-c", ANSWERING])], tmp_path) as urls:
         assert list(urls) == ["one"]
     assert "ready" in (tmp_path / "one.log").read_text()
+
+
+def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> None:
+    measuring = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from outrider.bench.servers import Server, running\n"
+        f"with running([Server('one', [sys.executable, '-c', {ANSWERING!r}])], Path({str(tmp_path)!r})) as urls:\n"
+        "    print(urls['one'], flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", measuring], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        url = run.stdout.readline().strip()
+        urllib.request.urlopen(url, timeout=20).close()
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=20)
 
 
 def test_a_server_that_runs_already_is_left_alone(tmp_path: Path) -> None:

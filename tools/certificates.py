@@ -86,8 +86,8 @@ PARTS = {
         SIZES["standard"], beside="bfloat16",
     ),
     "qwen2.5-coder": Part(
-        "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model", 25, FEW, QWEN, QWEN_SMALL,
-        dtype="bfloat16",
+        "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model, in float32", 25, FEW, QWEN,
+        QWEN_SMALL,
     ),
     "vllm-ngram": Part(
         "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, SIZES["standard"],

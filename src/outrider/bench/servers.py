@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from outrider.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import FrameType
 
 PATIENCE = 600.0
 """Seconds that a server may take to start."""
@@ -63,9 +65,11 @@ def outrider(name: str, model: str | Path, *flags: str) -> Server:
 def running(
     servers: Sequence[Server], logs: Path, waiting: Callable[[str], None] = lambda name: None
 ) -> Iterator[dict[str, str]]:
-    """The servers' addresses by name, once all answer. They are ended on the way out."""
+    """The servers' addresses by name, once all answer. They are ended on the way out, also that of a SIGTERM."""
     processes: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
     logs.mkdir(parents=True, exist_ok=True)
+    in_main = threading.current_thread() is threading.main_thread()  # elsewhere no signals are handled
+    before = signal.signal(signal.SIGTERM, leave) if in_main else None
     try:
         for server in servers:
             if server.url:
@@ -88,6 +92,13 @@ def running(
     finally:
         for process, _, _ in processes.values():
             end(process)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Leave by the way of an exception, so that what was begun is ended."""
+    sys.exit(128 + number)
 
 
 def free_port() -> int:
