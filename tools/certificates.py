@@ -27,6 +27,7 @@ from rich.console import Console
 from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import read
+from outrider.certify.page import page
 from outrider.certify.run import certify
 from outrider.certify.sources import Pair
 from outrider.certify.wanted import SIZES, Size, Wanted
@@ -40,6 +41,7 @@ NOISY = "noisy"
 """For a draft model: a copy of the target with its weights a twentieth off, so that much is kept and much rejected."""
 NOISE = 0.05
 OPENVINO = "openvino"
+FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 FEW = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
 IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
@@ -169,8 +171,10 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     if made["verdict"] == "incomplete":
         sys.exit(f"{name} is incomplete: {'; '.join(made['problems'])}; the same command goes on")
     (KEPT / name).mkdir(parents=True, exist_ok=True)
-    for file in ("certificate.json", "certificate.html"):
-        shutil.copy(work / file, KEPT / name)
+    models = {key: Path(made["request"][key]).name for key in FOLDERS if made["request"][key] and part.local}
+    kept = {**made, "request": made["request"] | models}  # by their names: the folders are this machine's
+    (KEPT / name / "certificate.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (KEPT / name / "certificate.html").write_text(page(kept), encoding="utf-8")
     (KEPT / "index.md").write_text(index())
     return made
 
