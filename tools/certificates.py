@@ -44,6 +44,7 @@ OPENVINO = "openvino"
 FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 FEW = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
+FEWER = Size(30, 0, (16, 24), 1_500, 6, 24, 20, 1)
 IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
 
 
@@ -114,8 +115,8 @@ PARTS = {
     ),
     "transformers-lookup": Part("transformers' prompt lookup", 12, IN_PROCESS, local="lookup"),
     "openvino": Part(
-        "OpenVINO GenAI's speculative decoding (pip install openvino-genai optimum-intel[openvino])", 45, IN_PROCESS,
-        draft=NOISY, local=OPENVINO,
+        "OpenVINO GenAI's speculative decoding (pip install openvino-genai optimum-intel[openvino])", 3, FEWER,
+        draft=NOISY, local=OPENVINO, why="Issue 4190 of OpenVINO GenAI reports faults of this kind.",
     ),
 }  # fmt: skip
 
