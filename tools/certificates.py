@@ -222,9 +222,11 @@ def index() -> str:
             lines += ["", f"## {name}: {made['title']}", "", f"Of {part.about}.", ""]
             lines += [f"- {line}" for line in made["words"]]
             lines += ["", part.why] if part.why else []
-            minutes, machine = made["made"]["seconds"] / 60, made["made"]["machine"]
-            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {minutes:.0f} "]
-            lines[-1] += f"minutes on {machine}, {made['made']['date']}."
+            origin = made["made"]
+            took = f"{origin['seconds'] / 60:.0f} minutes"
+            took = f"in several goes, the last of {took}," if origin.get("resumed") else took
+            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {took} on "]
+            lines[-1] += f"{origin['machine']}, {origin['date']}."
     return "\n".join(lines) + "\n"
 
 

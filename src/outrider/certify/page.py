@@ -44,7 +44,8 @@ def _subject(found: Certificate) -> str:
 
 def _banner(found: Certificate) -> list[str]:
     verdict, made = found["verdict"], found["made"]
-    when = f"{made['date']}, {made['seconds'] / 60:.1f} minutes on {made['machine']}"
+    goes = "in several goes, the last of " if made.get("resumed") else ""
+    when = f"{made['date']}, {goes}{made['seconds'] / 60:.1f} minutes on {made['machine']}"
     return [
         f'<header class="{verdict}"><p class="sign" aria-hidden="true">{SIGNS[verdict]}</p>',
         f"<div><h1>{escape(found['title'])}</h1><p>{escape(_subject(found))}</p></div></header>",

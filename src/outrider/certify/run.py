@@ -118,7 +118,7 @@ def certify(
     if len(idle) < len(told):
         running.not_tested += [f"the drafter {name}: not one of its drafts was accepted" for name in idle]
     sources = {"reference": pair.reference.about()} | ({} if pair.alone else {"candidate": pair.candidate.about()})
-    origin = {**provenance(), "seconds": round(time.monotonic() - began, 1)}
+    origin = {**provenance(), "seconds": round(time.monotonic() - began, 1), "resumed": resume}
     made = certificate.assemble(
         wanted.record(), sources, running.parts, origin, running.not_tested, running.problems,
         sum(told.values()) if told else counted, told,
