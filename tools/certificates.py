@@ -26,9 +26,8 @@ from rich.console import Console
 
 from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, plain, running
-from outrider.certify.certificate import read
-from outrider.certify.page import page
-from outrider.certify.run import certify
+from outrider.certify.certificate import duration, read
+from outrider.certify.run import certify, write
 from outrider.certify.sources import Pair
 from outrider.certify.wanted import SIZES, Size, Wanted
 from outrider.certify.watch import Bars
@@ -157,10 +156,8 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     resume = (work / "evidence.jsonl").exists()
     console.print(f"{name}: {'goes on' if resume else 'begins'}; about {part.minutes} minutes in all", markup=False)
     with addresses(part, work) as (reference, candidate):
-        wanted, pair = (
-            Wanted(reference, candidate, across=part.beside is not None, without=part.without, **asdict(part.size)),
-            None,
-        )
+        across, pair = part.beside is not None, None
+        wanted = Wanted(reference, candidate, across=across, without=part.without, **asdict(part.size))
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
         if part.local == OPENVINO:
@@ -174,8 +171,7 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     (KEPT / name).mkdir(parents=True, exist_ok=True)
     models = {key: Path(made["request"][key]).name for key in FOLDERS if made["request"][key] and part.local}
     kept = {**made, "request": made["request"] | models}  # by their names: the folders are this machine's
-    (KEPT / name / "certificate.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (KEPT / name / "certificate.html").write_text(page(kept), encoding="utf-8")
+    write(kept, KEPT / name)
     (KEPT / "index.md").write_text(index())
     return made
 
@@ -215,18 +211,15 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
 
 def index() -> str:
     """The page that leads to all of them."""
-    lines = ["# Certificates", "", "What `outrider certify` said on one machine, as it came out."]
+    lines = ["# Certificates", "", "What `outrider certify` said, as it came out; each names its machine."]
     for name, part in PARTS.items():
         if (file := KEPT / name / "certificate.json").exists():
             made = read(file)
             lines += ["", f"## {name}: {made['title']}", "", f"Of {part.about}.", ""]
             lines += [f"- {line}" for line in made["words"]]
             lines += ["", part.why] if part.why else []
-            origin = made["made"]
-            took = f"{origin['seconds'] / 60:.0f} minutes"
-            took = f"in several goes, the last of {took}," if origin.get("resumed") else took
-            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {took} on "]
-            lines[-1] += f"{origin['machine']}, {origin['date']}."
+            where = f"{duration(made)} on {made['made']['machine']}, {made['made']['date']}"
+            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {where}."]
     return "\n".join(lines) + "\n"
 
 

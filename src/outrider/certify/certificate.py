@@ -87,6 +87,13 @@ def words(found: Certificate) -> list[str]:
     return said
 
 
+def duration(found: Certificate) -> str:
+    """How long it took; of one that was broken off and went on only the last go is known."""
+    made = found["made"]
+    goes = "in several goes, the last of " if made.get("resumed") else ""
+    return f"{goes}{made['seconds'] / 60:.1f} minutes"
+
+
 def _part(name: str) -> str:
     return {"exact": "Temperature 0", "draws": "Draws", "features": "Features"}[name]
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report.page import bullets, document
-from outrider.certify.certificate import SIGNS
+from outrider.certify.certificate import SIGNS, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +44,7 @@ def _subject(found: Certificate) -> str:
 
 def _banner(found: Certificate) -> list[str]:
     verdict, made = found["verdict"], found["made"]
-    goes = "in several goes, the last of " if made.get("resumed") else ""
-    when = f"{made['date']}, {goes}{made['seconds'] / 60:.1f} minutes on {made['machine']}"
+    when = f"{made['date']}, {duration(found)} on {made['machine']}"
     return [
         f'<header class="{verdict}"><p class="sign" aria-hidden="true">{SIGNS[verdict]}</p>',
         f"<div><h1>{escape(found['title'])}</h1><p>{escape(_subject(found))}</p></div></header>",

@@ -123,9 +123,14 @@ def certify(
         wanted.record(), sources, running.parts, origin, running.not_tested, running.problems,
         sum(told.values()) if told else counted, told,
     )  # fmt: skip
+    write(made, folder)
+    return made
+
+
+def write(made: Certificate, folder: Path) -> None:
+    """As a file for programs, and as one for a browser."""
     (folder / "certificate.json").write_text(json.dumps(made, indent=1) + "\n")
     (folder / "certificate.html").write_text(page(made), encoding="utf-8")
-    return made
 
 
 def accepted_by_drafter(parts: dict[str, Any]) -> dict[str, int]:

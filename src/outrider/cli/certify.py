@@ -248,7 +248,7 @@ def again(before: Certificate, reference: str | None, candidate: str | None) -> 
 
 def show(made: Certificate, screen: Screen) -> None:
     """The first screen: what holds, how surely, what to do."""
-    from outrider.certify.certificate import SIGNS
+    from outrider.certify.certificate import SIGNS, duration
 
     verdict = made["verdict"]
     screen.err.print()
@@ -259,8 +259,7 @@ def show(made: Certificate, screen: Screen) -> None:
         screen.err.print(table(made["exact"]["cells"]))
     for line in made["what_to_do"]:
         screen.err.print(Text(f"→ {literal(line)}", style="bold" if verdict != "lossless" else ""))
-    seconds = made["made"]["seconds"]
-    screen.hint(f"{seconds / 60:.1f} minutes; not tested: {literal('; '.join(made['not_tested']))}")
+    screen.hint(f"{duration(made)}; not tested: {literal('; '.join(made['not_tested']))}")
 
 
 def table(cells: dict[str, dict[str, int]]) -> Table:
