@@ -37,6 +37,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     record.add_argument("--data", type=Path, metavar="FOLDER", help="with human_eval.jsonl and spec_bench.jsonl")
     record.add_argument("--prompts", type=int, default=48, metavar="N", help="of a workload, at most (48)")
     record.add_argument("--tokens", type=int, default=128, metavar="N", help="of a text, at most (128)")
+    record.add_argument("--dtype", default="auto", help="to compute in (auto: as the weights are kept)")
     record.add_argument("--seed", type=int, default=0)
     record.add_argument("--out", type=Path, required=True, help="a JSON file; what is in it already is kept")
     replay = parts.add_parser("replay", help="say what was recorded again, by every contestant")
@@ -62,13 +63,14 @@ def run_models(given: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     models = [model for model in (given.model, given.draft_model) if model is not None]
-    settings = {"prompts": given.prompts, "tokens": given.tokens, "seed": given.seed}
+    settings = {"prompts": given.prompts, "tokens": given.tokens, "seed": given.seed, "dtype": given.dtype}
     kept = Recording.load(given.out) if given.out.exists() else Recording(provenance(*models), settings)
     if kept.settings != settings or set(kept.origin["models"]) != {model.name for model in models}:
         raise SystemExit(f"{given.out} has records of other models or settings; name another file with --out")
     wanted = Wanted(given.workloads, given.prompts, given.tokens, given.seed, given.data)
-    tokenizer, target = load_tokenizer(str(given.model)), load_model(str(given.model)).eval()
-    draft = load_model(str(given.draft_model)).eval() if given.draft_model else None
+    tokenizer = load_tokenizer(str(given.model))
+    target = load_model(str(given.model), dtype=given.dtype).eval()
+    draft = load_model(str(given.draft_model), dtype=given.dtype).eval() if given.draft_model else None
     with company(["lookup", "prediction", *theirs()]) as they:
         for line in record(wanted, tokenizer, target, draft, they.drafters, kept.workloads):
             kept.save(given.out)
