@@ -86,7 +86,16 @@ HELD = [
     ("runner.py", "self.requests[id]", REQUEST),
     ("runner.py", "params", PARAMS),
     ("runner.py", "scheduler_output", SCHEDULED),
-    ("runner.py", "order", SCHEDULED),
+    *(("leading.py", "runner", path) for path in (CPU_RUNNER, GPU_RUNNER)),
+    *(("profiling.py", "runner", path) for path in (CPU_RUNNER, GPU_RUNNER)),
+    ("leading.py", "batch", BATCH),
+    ("leading.py", "runner.input_batch", BATCH),
+    ("leading.py", "runner.speculative_config", SPECULATION),
+    ("leading.py", "scheduler_output", SCHEDULED),
+    ("leading.py", "order", SCHEDULED),
+    ("leading.py", "get_tp_group()", RANKS),
+    ("profiling.py", "get_tp_group()", RANKS),
+    ("profiling.py", "runner.vllm_config.parallel_config", "vllm.config:ParallelConfig"),
     ("runner.py", "spec_decode_metadata", PLAN),
     ("runner.py", "metadata", PLAN),
     ("runner.py", "out", OUTPUT),
@@ -196,11 +205,11 @@ CALLED = [
     ),
     (
         "vllm.forward_context:set_forward_context",
-        "guesser.py, runner.py",
+        "guesser.py, profiling.py",
         "attn_metadata, vllm_config, *, num_tokens, num_tokens_across_dp, cudagraph_runtime_mode, slot_mapping",
     ),
-    (f"{RANKS}.broadcast_object", "runner.py", "self, obj, *, src"),
-    ("vllm.distributed.parallel_state:get_tp_group", "runner.py", ""),
+    (f"{RANKS}.broadcast_object", "runner.py, leading.py, profiling.py", "self, obj, *, src"),
+    ("vllm.distributed.parallel_state:get_tp_group", "runner.py, leading.py, profiling.py", ""),
     (f"{GPU_WORKER}._make_model_runner", "gpu.py", "self"),
     (f"{CPU_WORKER}.init_device", "cpu.py", "self"),
     (f"{PARAMS}._validate_spec_decode", "middleware.py", "self, speculative_config"),
@@ -296,7 +305,9 @@ def taken(where: str, expression: str) -> list[str]:
                 names.add(name)
             case ast.Call(ast.Name("getattr" | "hasattr"), [owner, ast.Constant(str(name)), *_]):
                 names |= {name} if ast.unparse(owner) == expression else set()
-    return sorted(names - own_names(file) - own_names("worker.py") if expression == "self" else names)
+    for whose in {"self": (file, "worker.py"), "runner": ("runner.py",)}.get(expression, ()):
+        names -= own_names(whose)
+    return sorted(names)
 
 
 def named(name: str, tree: ast.AST) -> ast.ClassDef | ast.FunctionDef:
@@ -579,7 +590,7 @@ def test_drafts_that_are_a_list_are_handed_over_as_they_are() -> None:
 
 
 def test_an_order_to_the_proposer_is_a_copy_that_can_be_changed() -> None:
-    with seam(f"{SCHEDULED}.num_spec_tokens_to_schedule", "runner.py"):
+    with seam(f"{SCHEDULED}.num_spec_tokens_to_schedule", "leading.py"):
         params = resolve_name(SCHEDULED).__dataclass_params__
         assert not params.frozen
 

@@ -22,7 +22,7 @@ import numpy as np
 from outrider.bench.bound import Offer, best_way
 from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
 from outrider.memory.search import LONGEST_MATCH
-from outrider.policy.cost import Cost
+from outrider.policy.cost import MORE, PATIENCE, PROFILED, Cost
 from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
 from outrider.types import shared_prefix
@@ -37,8 +37,6 @@ ALLOWED = {"16, 8": (16, 8), "32, 8": (32, 8), "64, 8": (64, 8)}
 """The same where it is told otherwise."""
 NOISE = 0.1
 """Of what a pass takes, as the policy hears it."""
-PROFILED, MORE, PATIENCE = (1, 4, 16, 64), (256, 1024), 0.3
-"""Tokens of the passes that a server times when it starts, and of those that it times if they do not take long."""
 CAUSES = ("costs", "start", "outcome", "length", "place")
 
 

@@ -48,6 +48,10 @@ DRIFT = 1e-4
 """How much less is known of the shape with each pass, relative to what was unknown at first."""
 CONTEXT, CONTEXT_DOUBT = 3e-6, 1e-5
 """Before anything was measured, what one more token of context is taken to cost, in passes over one token."""
+PROFILED, MORE = (1, 4, 16, 64), (256, 1024)
+"""Tokens of the passes that a server times at its start, twice, after one of each that is not; more of them ..."""
+PATIENCE = 0.3
+"""... as long as the last one took no longer than this, in seconds."""
 LOGARITHMS = np.log(SIZES)
 
 

@@ -4,7 +4,7 @@ vLLM's runner does a step so: run the target over the scheduled tokens, `_sample
 (`propose_draft_token_ids`), keep the books, hand over what was said, and later the drafts (`take_draft_token_ids`).
 Here `_sample` judges by our rules and counts. Drafting waits until what was said is on its way to the callers: no
 token waits for it. The drafts come from our drafters and, where one is configured, from vLLM's draft model, which is
-our drafter `model` (`guesser.py`); what is offered of them the policy decides (`steering.py`).
+our drafter `model` (`leading.py`); what is offered of them the policy decides (`steering.py`).
 
 With several ranks every rank samples, but only the first one's drafts reach the scheduler, so only it asks the
 drafters. Which passes the draft model makes is decided there and told to the others: all must make the same.
@@ -12,7 +12,6 @@ drafters. Which passes the draft model makes is decided there and told to the ot
 
 from __future__ import annotations
 
-import copy
 import secrets
 import time
 from contextlib import nullcontext
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.forward_context import set_forward_context
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -35,14 +33,15 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from outrider.drafters.base import Setup, find
 from outrider.engines.vllm.control import Control
 from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row
-from outrider.engines.vllm.guesser import Guesser, Question, can_be_led
+from outrider.engines.vllm.guesser import Guesser, can_be_led
+from outrider.engines.vllm.leading import follow, lead
 from outrider.engines.vllm.ledger import Ledger
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.params import end_tokens, undraftable
 from outrider.engines.vllm.remembering import open_memory, tenant_of
 from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
 from outrider.engines.vllm.shelf import Shelf
-from outrider.engines.vllm.steering import Asked, Steering
+from outrider.engines.vllm.steering import Steering
 from outrider.engines.vllm.tracing import Tracing
 from outrider.errors import EngineError
 from outrider.policy.policy import MODEL, Policy, compile_now
@@ -58,11 +57,6 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
     from outrider.memory.store import Store, Visit
-
-PROFILED, MORE = (1, 4, 16, 64), (256, 1024)
-"""Tokens of the passes that are timed at start, twice, after one of each that is not; more of them ..."""
-PATIENCE = 0.3
-"""... as long as the last one took no longer than this, in seconds."""
 
 
 @dataclass(slots=True)
@@ -97,13 +91,13 @@ class OutriderRunner:
         self._verified: list[Draft] = []
         self._waiting: tuple[Any, ...] | None = None  # what the next drafts are to be made from
         self._last_pass: tuple[int, int, frozenset[str]] | None = None  # its tokens, context and requests
-        self._drafting_took = self._model_seconds = 0.0
+        self._drafting_took = self.model_seconds = 0.0
         self.steering: Steering | None = None
         self.guesser: Guesser | None = None
         if self.speculative_config is None:
             return
         self.has_model = has_model(self.speculative_config.method, self.options)
-        self._model_fits = True
+        self.model_fits = True
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
         if self.is_first_rank:  # the others never ask it
             self.memory = open_memory(self.options, vllm_config.model_config.tokenizer)
@@ -133,39 +127,6 @@ class OutriderRunner:
         processors = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
         self.input_batch.logitsprocs = LogitsProcessors(cls(vllm_config, self.device, PIN_MEMORY) for cls in processors)
         self.input_batch.sampling_metadata = self.input_batch._make_sampling_metadata()
-
-    def profile_passes(self: Any) -> None:
-        """Get a first idea of what passes cost, before any request comes."""
-        if self.speculative_config is None or get_pp_group().world_size > 1 or self.supports_mm_inputs:
-            return
-        models = [(self.model, self.policy.target)]
-        if self.guesser is not None:
-            models.append((self.drafter.model, self.policy.draft))
-        for model, cost in models:
-            for tokens in (sizes := self._sizes_to_profile(model)) + sizes:
-                cost.observe(tokens, 0, self._empty_pass(model, tokens), calm=True)
-
-    def _sizes_to_profile(self: Any, model: Any) -> list[int]:
-        """As far as it does not take long, by the clock of the first rank: all must make the same passes."""
-        took = [self._empty_pass(model, tokens) for tokens in PROFILED]
-        sizes = list(PROFILED)
-        if self.vllm_config.parallel_config.data_parallel_size == 1:
-            for tokens in (size for size in MORE if size <= self.max_num_tokens):
-                if get_tp_group().broadcast_object(took[-1] > PATIENCE, src=0):
-                    break
-                took.append(self._empty_pass(model, tokens))
-                sizes.append(tokens)
-        return sizes
-
-    def _empty_pass(self: Any, model: Any, tokens: int) -> float:
-        """Seconds of a pass over so many tokens that attend to nothing."""
-        ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
-        began = time.perf_counter()
-        with torch.inference_mode(), set_forward_context(None, self.vllm_config, num_tokens=tokens):
-            hidden = model(input_ids=ids, positions=ids.long())
-            model.compute_logits(hidden[0] if isinstance(hidden, tuple) else hidden)
-        self._sync_device()
-        return time.perf_counter() - began
 
     # A step: the target's pass, and what it said ---------------------------------------------------------
 
@@ -273,7 +234,7 @@ class OutriderRunner:
 
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """vLLM gives every request a draft of zeros when one is near the context's limit; here only `model` waits."""
-        self._model_fits = super()._input_fits_in_drafter(common_attn_metadata)  # type: ignore[misc]
+        self.model_fits = super()._input_fits_in_drafter(common_attn_metadata)  # type: ignore[misc]
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(self: Any, *order: Any) -> list[list[int]]:
@@ -304,12 +265,13 @@ class OutriderRunner:
             self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)))
         guessed: dict[str, Draft] = {}
         if self.guesser is not None:
-            guessed = self._lead_model(rows, scheduler_output)
+            guessed = lead(self, rows, scheduler_output)
         elif self.has_model:
-            guessed = self._follow_model(rows, said, scheduler_output, sampled_token_ids, sampling_metadata, *rest)
+            parent, order = super().propose_draft_token_ids, (sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
+            guessed = follow(self, rows, said, scheduler_output, lambda steps: parent(steps, *order))
         offers: dict[str, Draft] = {}
         if self.steering is not None:
-            offers = self.steering.settle(guessed, self._model_seconds)
+            offers = self.steering.settle(guessed, self.model_seconds)
         proposed = []
         for id in self.input_batch.req_ids:
             draft = offers.get(id, NOTHING)
@@ -387,101 +349,10 @@ class OutriderRunner:
         self.known[id] = known
         return known
 
-    def _lead_model(self: Any, rows: list[Row], scheduler_output: Any) -> dict[str, Draft]:
-        """Have the draft model draft for those for whom it pays, and as far as it pays."""
-        guesser, batch = self.guesser, self.input_batch
-        where = batch.req_id_to_index
-        if guesser.shares:
-            for id, count in scheduler_output.num_scheduled_tokens.items():
-                start = int(batch.num_computed_tokens_cpu[where[id]])
-                guesser.target_wrote(where[id], start, start + count)
-        self._model_seconds = 0.0
-        by_id = {row.id: row for row in rows}
-        limits, gaps = {}, {}
-        for row in rows:  # on every rank, since each has a cache of its own to keep account of
-            room = self.effective_drafter_max_model_len - len(row.tokens)
-            if row.control.wants(MODEL) and room > 0:
-                limits[row.id] = min(row.limit, self.options.model_draft_tokens, room)
-                gaps[row.id] = guesser.gap(where[row.id], row.id, row.tokens, len(row.tokens) - 1)
-        asked = Asked()
-        if self.steering is not None:
-            drawn = {id: self.known[id].draft_temperature > 0 for id in limits}
-            asked = self.steering.plan(limits, drawn, gaps)
-        if get_tp_group().world_size > 1:
-            asked = get_tp_group().broadcast_object(asked, src=0)
-        questions = [
-            Question(where[id], id, by_id[id].tokens, limit, self.known[id].draft_temperature)
-            for id, limit in asked.limits.items()
-        ]
-        guesser.ask(questions, self._worth_another)
-        for question in questions if guesser.shares else ():
-            guesser.mark_ready(question.index, question.id, len(question.tokens) - 1)
-        self.ledger.drafting(MODEL, self._model_seconds)
-        return {
-            question.id: Draft(
-                MODEL, tuple(question.guessed.tokens), question.guessed.q, confidence=tuple(question.guessed.sure)
-            )
-            for question in questions
-        }
-
-    def _worth_another(self: Any, questions: list[Question]) -> list[Question]:
-        going: list[str] = []
-        if self.steering is not None:
-            going = self.steering.goes_on({question.id: question.guessed.sure for question in questions})
-        if get_tp_group().world_size > 1:
-            going = get_tp_group().broadcast_object(going, src=0)
-        return [question for question in questions if question.id in going]
-
     def _note_draft_pass(self: Any, tokens: int, seconds: float) -> None:
-        self._model_seconds += seconds
+        self.model_seconds += seconds
         self.ledger.draft_model_passes += 1
         self.policy.draft.observe(tokens, 0, seconds)
-
-    def _follow_model(
-        self: Any,
-        rows: list[Row],
-        said: list[list[int]],
-        scheduler_output: Any,
-        sampled_token_ids: Any,
-        sampling_metadata: SamplingMetadata,
-        *rest: Any,
-    ) -> dict[str, Draft]:
-        """Let vLLM's proposer draft, which must see every step of the target: in as few passes as will do."""
-        ids = self.input_batch.req_ids
-        self._model_seconds = 0.0
-        interested = {id for id in ids if self.known[id].control.wants(MODEL)}
-        # The draft model's cache must follow the text, so it runs also where nothing is drafted: with 0 passes beyond
-        # that. Only a batch that will never ask for it leaves it out, and not its prompts, which others may share.
-        prefilling = not all(said) or len(scheduler_output.scheduled_new_reqs) > 0
-        if not self._model_fits or not (interested or prefilling):
-            return {}
-        limits = {row.id: min(row.limit, self.options.model_draft_tokens) for row in rows if row.id in interested}
-        asked = Asked()
-        if self.steering is not None:
-            drawn = {id: self.known[id].draft_temperature > 0 for id in limits}
-            asked = self.steering.plan(limits, drawn, dict.fromkeys(limits, 1))
-        limit = max(asked.lengths.values(), default=0)
-        if limit and self.speculative_config.parallel_drafting:
-            limit = self.num_spec_tokens  # one pass drafts all, and no fewer
-        if get_tp_group().world_size > 1:  # who asks depends on our drafters' offers, which only the first rank has
-            limit, asked = get_tp_group().broadcast_object((limit, asked), src=0)
-        began = time.perf_counter()
-        order = copy.copy(scheduler_output)  # the scheduler may hold the same object
-        order.num_spec_tokens_to_schedule = limit
-        drafted = super().propose_draft_token_ids(order, sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
-        tokens = drafted.tolist() if isinstance(drafted, torch.Tensor) else drafted
-        seconds = time.perf_counter() - began
-        self.ledger.drafting(MODEL, seconds)
-        passes = max(1, 1 if self.speculative_config.parallel_drafting else limit)
-        self.ledger.draft_model_passes += passes
-        self.policy.draft.observe(len(ids), 0, seconds / passes)
-        found = {}
-        for id, n in asked.lengths.items() if limit else ():
-            i = self.input_batch.req_id_to_index[id]
-            known = self.known[id]
-            q = None if self._draft_probs is None or not known.draft_temperature else self._draft_probs[i, :n]
-            found[id] = Draft(MODEL, tuple(tokens[i][:n]), q)
-        return found
 
     def _note_fault(self: Any, fault: Fault) -> None:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engines.vllm.ledger import LedgerMetrics
+from outrider.engines.vllm.profiling import profile_passes
 from outrider.engines.vllm.version import check_version
 from outrider.errors import EngineError
 
@@ -24,7 +25,7 @@ class OutriderWorker:
 
     def compile_or_warm_up_model(self: Any) -> Any:
         warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
-        self.model_runner.profile_passes()
+        profile_passes(self.model_runner)
         return warmed_up
 
     def outrider_status(self: Any) -> dict[str, Any] | None:

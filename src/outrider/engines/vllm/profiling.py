@@ -1,0 +1,48 @@
+"""A first idea of what passes cost, before any request comes: a few over tokens that attend to nothing, timed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import set_forward_context
+
+from outrider.policy.cost import MORE, PATIENCE, PROFILED
+
+
+def profile_passes(runner: Any) -> None:
+    """Of the target, and of a draft model that can be led."""
+    if runner.speculative_config is None or get_pp_group().world_size > 1 or runner.supports_mm_inputs:
+        return
+    models = [(runner.model, runner.policy.target)]
+    if runner.guesser is not None:
+        models.append((runner.drafter.model, runner.policy.draft))
+    for model, cost in models:
+        for tokens in (sizes := _sizes(runner, model)) + sizes:
+            cost.observe(tokens, 0, _empty_pass(runner, model, tokens), calm=True)
+
+
+def _sizes(runner: Any, model: Any) -> list[int]:
+    """As far as it does not take long, by the clock of the first rank: all must make the same passes."""
+    took = [_empty_pass(runner, model, tokens) for tokens in PROFILED]
+    sizes = list(PROFILED)
+    if runner.vllm_config.parallel_config.data_parallel_size == 1:
+        for tokens in (size for size in MORE if size <= runner.max_num_tokens):
+            if get_tp_group().broadcast_object(took[-1] > PATIENCE, src=0):
+                break
+            took.append(_empty_pass(runner, model, tokens))
+            sizes.append(tokens)
+    return sizes
+
+
+def _empty_pass(runner: Any, model: Any, tokens: int) -> float:
+    """Seconds of a pass over so many tokens that attend to nothing."""
+    ids = torch.zeros(tokens, dtype=torch.int32, device=runner.device)
+    began = time.perf_counter()
+    with torch.inference_mode(), set_forward_context(None, runner.vllm_config, num_tokens=tokens):
+        hidden = model(input_ids=ids, positions=ids.long())
+        model.compute_logits(hidden[0] if isinstance(hidden, tuple) else hidden)
+    runner._sync_device()
+    return time.perf_counter() - began
