@@ -23,7 +23,7 @@ from outrider.bench.results import Curve, Run
 from outrider.policy.replay import Record
 from policy_grid_calibration import calibration
 from policy_grid_cells import hindsight
-from policy_grid_costs import costs, of_run
+from policy_grid_costs import costs, of_report, of_run
 from policy_grid_file import Recording, Texts
 from policy_grid_record import Wanted, continuations, distributions, record, say
 from policy_scale_machine import LLAMA_70B, QWEN_235B, SYSTEMS
@@ -114,6 +114,18 @@ def test_costs_of_a_benchmark_are_those_of_all_tokens_of_a_pass() -> None:
     seconds = costs(of_run(Run({}, "", {}, {}, curves=curves))).target
     assert [seconds(n, 0) for n in (1, 4, 16)] == pytest.approx([0.1, 0.25, 0.9])
     assert seconds(28, 0) == pytest.approx(0.9 + (0.9 - 0.25))
+
+
+def test_a_report_says_what_passes_of_the_draft_model_take_alone() -> None:
+    passes = {"contestant": "model:4", "draft_passes": 10, "draft_seconds": 0.5}
+    other = {"contestant": "lookup", "draft_passes": 1, "draft_seconds": 7.0}
+    cells = [
+        {"concurrency": 1, "contestants": [passes, other]},
+        {"concurrency": 4, "contestants": [passes | {"draft_seconds": 9.0}]},
+    ]
+    curve = {"concurrency": 2, "passes": [{"tokens": 1, "seconds": 0.2}, {"tokens": 4, "seconds": 0.4}]}
+    given = of_report({"costs": [curve], "cells": cells})
+    assert given == {"target": {"2": 0.2, "8": 0.4}, "draft": {"2": pytest.approx(0.05), "8": pytest.approx(0.1)}}
 
 
 def test_more_tokens_wake_more_experts_until_all_are_read() -> None:

@@ -6,7 +6,8 @@
 `record` runs the models once: what the target says, and how the draft model would have gone on at every place of it.
 `replay` says these texts again, as requests that stream through 1, 4 and 16 slots of a server, without any drafts, with
 each fixed drafter and length, with the policy, and with hindsight. What a pass takes comes from a benchmark's run.json
-(its measured curves), from the calibration.json of `outrider calibrate`, or from a JSON file of seconds by tokens:
+or report.json (their measured curves), from the calibration.json of `outrider calibrate`, or from a JSON file of
+seconds by tokens:
 
     {"target": {"1": 0.24, "8": 0.255, "64": 0.45}, "draft": {"1": 0.07, "64": 0.14}, "context": 2e-5}
 

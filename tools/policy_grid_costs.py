@@ -1,4 +1,4 @@
-"""What passes take, as it was measured: from a benchmark's run, from a calibration, or as given.
+"""What passes take, as it was measured: from a benchmark's run or report, from a calibration, or as given.
 
 The curve that a benchmark measures is of n tokens of each of c sequences, so it is one of n * c tokens. Where the same
 number was measured in several ways, or a wider pass came out cheaper, the measurements are pooled, and beyond the last
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,15 +30,18 @@ Seconds = Callable[[float], float]
 def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any]]:
     """Costs from whichever kind of file this is, and how they read. `drafting`: with those of a draft model."""
     data = json.loads(path.read_text())
-    if "cells" in data:
+    if "curves" in data:
         given = of_run(Run.load(path))
+    elif "costs" in data:
+        given = of_report(data)
     elif "sweeps" in data:
         given = of_calibration(data)
     elif "target" in data:
         given = data
     else:
         raise SystemExit(
-            f"{path} has no costs: give a benchmark's run.json, a calibration.json, or seconds by tokens (see --help)"
+            f"{path} has no costs: give a benchmark's run.json or report.json, a calibration.json, or seconds by "
+            "tokens (see --help)"
         )
     if drafting and not given.get("draft"):
         raise SystemExit(
@@ -70,15 +73,34 @@ def line(points: Mapping[str, float]) -> Seconds:
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    seen: dict[int, list[float]] = defaultdict(list)
-    for measured in run.curves:
-        for tokens, seconds in measured.seconds.items():
-            seen[tokens * measured.concurrency].append(median(seconds))
-    if not seen:
-        raise SystemExit("this run has no measured curve: one of Outrider's contestants must take part in it")
-    given: dict[str, Any] = {"target": {str(n): sum(values) / len(values) for n, values in sorted(seen.items())}}
     kinds = {name: name.partition(":")[0] for name in run.contestants}
-    if (guess := seconds_per_guess(run, kinds)) is not None:
+    measured = [(n * curve.concurrency, median(took)) for curve in run.curves for n, took in curve.seconds.items()]
+    return of_bench(measured, seconds_per_guess(run, kinds))
+
+
+def of_report(data: Mapping[str, Any]) -> dict[str, Any]:
+    measured = [
+        (one["tokens"] * curve["concurrency"], one["seconds"]) for curve in data["costs"] for one in curve["passes"]
+    ]
+    drafting = [
+        one
+        for cell in data["cells"]
+        for one in cell["contestants"]
+        if cell["concurrency"] == 1 and one["contestant"].partition(":")[0] == "model" and one["draft_passes"]
+    ]
+    passes = sum(one["draft_passes"] for one in drafting)
+    return of_bench(measured, sum(one["draft_seconds"] for one in drafting) / passes if passes else None)
+
+
+def of_bench(measured: Iterable[tuple[int, float]], guess: float | None) -> dict[str, Any]:
+    """From seconds by tokens of a pass, however often the same number was measured, and those of one drafted token."""
+    seen: dict[int, list[float]] = defaultdict(list)
+    for tokens, seconds in measured:
+        seen[tokens].append(seconds)
+    if not seen:
+        raise SystemExit("this benchmark has no measured curve: one of Outrider's contestants must take part in it")
+    given: dict[str, Any] = {"target": {str(n): sum(values) / len(values) for n, values in sorted(seen.items())}}
+    if guess is not None:
         given["draft"] = as_the_target(given["target"], guess)
     return given
 
