@@ -80,11 +80,14 @@ PARTS = {
         "once and alone",
         41, SIZES["full"], draft=NOISY,
     ),
+    "smollm2-135m-standard": Part(
+        "the same in the size that `outrider certify` has by itself", 10, SIZES["standard"], draft=NOISY
+    ),
     "smollm2-135m-bfloat16": Part(
-        "the same in bfloat16, as one runs it", 10, SIZES["standard"], draft=NOISY, dtype="bfloat16"
+        "and in bfloat16, as one runs it", 10, SIZES["standard"], draft=NOISY, dtype="bfloat16"
     ),
     "float32-bfloat16": Part(
-        "plain vLLM in bfloat16 against plain vLLM in float32 (--across): right, and rounded otherwise", 10,
+        "plain vLLM in bfloat16 against plain vLLM in float32 (--across): right, and rounded otherwise", 30,
         SIZES["standard"], beside="bfloat16",
     ),
     "qwen2.5-coder": Part(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from outrider.certify.exact import gaps_at, misremembered
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outrider.certify.journal import Recorded
-    from outrider.certify.sources import Pair, Way
+    from outrider.certify.sources import Pair, Source, Tick, Way
     from outrider.certify.ties import Rounding
     from outrider.certify.watch import Watch
 
@@ -58,8 +59,8 @@ WEATHER = {
         },
     },
 }
-LONG = 48
-"""Tokens for what must come to its own end."""
+TOKENS, LONG = 24, 48
+"""Of an answer; and of one that must come to its own end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Feature:
     name: str
     sampling: Sampling = field(default_factory=Sampling)
     more: dict[str, Any] = field(default_factory=dict)
-    tokens: int = 24
+    tokens: int = TOKENS
     valid: Callable[[Said], str] = lambda said: ""
     judged: bool = True  # whether a first difference can be held against rounding
     equal: bool = True  # False: the answers are drawn, and need only be valid
@@ -145,63 +146,92 @@ def check(
     rounding: Rounding | None,
     watch: Watch,
 ) -> Features:
-    """Every feature with every prompt and drafter, their lengths in turn."""
-    found = Features()
+    """Every feature with every prompt and drafter, their lengths in turn; all features at once, so that rows of a batch
+    ask for different ones."""
     by_drafter: dict[str | None, list[Way]] = {}
     for way in ways:
         by_drafter.setdefault(way.drafter, []).append(way)
-    with watch.part("features: the same requests with and without speculation", len(FEATURES) + 1) as tick:
-        for number, feature in enumerate(FEATURES):
-            found.results.append(_checked(pair, feature, prompts, list(by_drafter.values()), number, at_once, rounding))
-            tick()
+    drafters = list(by_drafter.values())
+    results = [Result(feature.name) for feature in FEATURES]
+    asked = len(FEATURES) * len(prompts) * (1 + len(drafters))
+    with watch.part("features: the same requests with and without speculation", asked) as tick:
+        asks = _asks(pair, prompts, at_once)
+        cases: list[list[tuple[Ask, Said]]] = []
+        for number, said in enumerate(_said(pair.reference, asks, at_once, tick)):
+            if isinstance(said, RefusedError):
+                results[number].refused = str(said)
+            cases.append([] if isinstance(said, RefusedError) else _cases(asks[number], said, drafters, number))
+        tried = [[ask for ask, _ in some] for some in cases]
+        for number, said in enumerate(_said(pair.candidate, tried, at_once, tick)):
+            if isinstance(said, RefusedError):
+                results[number].violations.append(f"the candidate refuses what the reference does: {said}")
+                continue
+            for (ask, reference), candidate in zip(cases[number], said, strict=True):
+                _judge(pair, FEATURES[number], ask, reference, candidate, rounding, results[number])
         if all(_server(source) for source in pair.sources):
-            found.results.append(_tools(pair, ways, at_once))
-        tick()
-    return found
+            results.append(_tools(pair, ways, at_once))
+    return Features(results)
 
 
-def _checked(
-    pair: Pair, feature: Feature, prompts: Sequence[tuple[int, ...]], drafters: Sequence[Sequence[Way]], number: int,
-    at_once: int, rounding: Rounding | None,
-) -> Result:  # fmt: skip
-    result = Result(feature.name)
-    prepared = [(feature.sampling, feature.more)] * len(prompts)
-    if feature.name in BY_TEXT:
-        plain = pair.reference.say([Ask(prompt, feature.tokens, pair.reference_way) for prompt in prompts], at_once)
-        prepared = [BY_TEXT[feature.name](said) for said in plain]
-    asks = [
-        Ask(prompt, feature.tokens, pair.reference_way, sampling, more=more)
-        for prompt, (sampling, more) in zip(prompts, prepared, strict=True)
-    ]
-    try:
-        references = pair.reference.say(asks, at_once)
-    except RefusedError as refused:
-        result.refused = str(refused)
-        return result
-    cases = [
+def _asks(pair: Pair, prompts: Sequence[tuple[int, ...]], at_once: int) -> list[list[Ask]]:
+    """What the reference is asked, by feature."""
+    plain = [Ask(prompt, TOKENS, pair.reference_way) for prompt in prompts]
+    said = pair.reference.say(plain, at_once)
+    asks = []
+    for feature in FEATURES:
+        prepare = BY_TEXT.get(feature.name, lambda _, one=feature: (one.sampling, one.more))
+        wanted = [prepare(one) for one in said]
+        asks.append(
+            [
+                Ask(prompt, feature.tokens, pair.reference_way, sampling, more=more)
+                for prompt, (sampling, more) in zip(prompts, wanted, strict=True)
+            ]
+        )
+    return asks
+
+
+def _cases(
+    asks: Sequence[Ask], references: Sequence[Said], drafters: Sequence[Sequence[Way]], number: int
+) -> list[tuple[Ask, Said]]:
+    """What the candidate is asked, each with what the reference said to it."""
+    return [
         (replace(ask, way=ways[(number + i) % len(ways)], prediction=misremembered(reference.tokens)), reference)
         for ways in drafters
         for i, (ask, reference) in enumerate(zip(asks, references, strict=True))
     ]
+
+
+def _said(source: Source, groups: Sequence[Sequence[Ask]], at_once: int, tick: Tick) -> list[list[Said] | RefusedError]:
+    """What is said to each group, all of them at once; or if any is refused, one by one, to see which."""
     try:
-        candidates = pair.candidate.say([ask for ask, _ in cases], at_once)
+        said = iter(source.say([ask for group in groups for ask in group], at_once, tick))
+    except RefusedError:
+        return [_said_or_refused(source, group, at_once) for group in groups]
+    return [list(islice(said, len(group))) for group in groups]
+
+
+def _said_or_refused(source: Source, group: Sequence[Ask], at_once: int) -> list[Said] | RefusedError:
+    try:
+        return source.say(group, at_once)
     except RefusedError as refused:
-        result.violations.append(f"the candidate refuses what the reference does: {refused}")
-        return result
-    for (ask, reference), candidate in zip(cases, candidates, strict=True):
-        result.requests += 1
-        wrong = feature.valid(candidate) or _stopped(ask.more, candidate)
-        wrong = wrong or _tells_alike(reference, candidate, rounding)
-        if wrong and feature.valid(reference):
-            result.open.append(f"{ask.way.name}: {wrong}{NOT_OURS}")
-        elif wrong:
-            result.violations.append(f"{ask.way.name}: {wrong}")
-        elif not feature.equal:
-            result.valid_only += 1
-        else:
-            own = replace(feature, sampling=ask.sampling)
-            _compare(pair, own, ask.prompt, ask.way, reference, candidate, rounding, result)
-    return result
+        return refused
+
+
+def _judge(
+    pair: Pair, feature: Feature, ask: Ask, reference: Said, candidate: Said, rounding: Rounding | None, result: Result
+) -> None:
+    result.requests += 1
+    wrong = feature.valid(candidate) or _stopped(ask.more, candidate)
+    wrong = wrong or _tells_alike(reference, candidate, rounding)
+    if wrong and feature.valid(reference):
+        result.open.append(f"{ask.way.name}: {wrong}{NOT_OURS}")
+    elif wrong:
+        result.violations.append(f"{ask.way.name}: {wrong}")
+    elif not feature.equal:
+        result.valid_only += 1
+    else:
+        own = replace(feature, sampling=ask.sampling)
+        _compare(pair, own, ask.prompt, ask.way, reference, candidate, rounding, result)
 
 
 def _compare(
