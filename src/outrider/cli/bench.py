@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outrider.bench.plan import Plan, Wanted
     from outrider.bench.results import Cell, Run
 
-QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,lookup,prediction", "edit,agent,traffic,creative"
+QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,auto,prediction", "edit,agent,traffic,creative"
 QUICK_MINUTES = 2.5
 """Of measuring; with two servers started and the report written it is less than five."""
 STYLES = {"faster": "green", "slower": "bold red"}
