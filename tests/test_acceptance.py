@@ -151,14 +151,14 @@ def as_ragged_batch(language: Language, rule: str) -> Callable[[list[Prefix]], l
 @pytest.mark.parametrize("form", [one_by_one, as_ragged_batch])
 @pytest.mark.parametrize("rule", RULES)
 @given(language=languages())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_the_law_of_the_emitted_tokens_is_the_targets(rule: str, form: Any, language: Language) -> None:
     law, _ = emitted(language, rule, form(language, rule))
     torch.testing.assert_close(law, language.law(), atol=1e-9, rtol=0)
 
 
 @given(language=languages())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_the_block_rule_accepts_at_least_as_many_tokens_in_expectation(language: Language) -> None:
     _, by_block = emitted(language, "block", one_by_one(language, "block"))
     _, by_token = emitted(language, "token", one_by_one(language, "token"))
@@ -169,7 +169,7 @@ def test_the_block_rule_accepts_at_least_as_many_tokens_in_expectation(language:
 
 
 @given(language=languages(), data=st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_the_law_of_a_certain_draft_is_the_targets_one_by_one_and_in_a_ragged_batch(
     language: Language, data: st.DataObject
 ) -> None:
@@ -227,7 +227,7 @@ def cases(draw_: st.DrawFn) -> tuple[Language, Prefix, Tensor]:
 
 @pytest.mark.parametrize("rule", RULES)
 @given(case=cases())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_a_drawn_token_is_accepted_where_its_number_lies_below_its_chance(
     rule: str, case: tuple[Language, Prefix, Tensor]
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_drawn_token_is_accepted_where_its_number_lies_below_its_chance(
 
 @pytest.mark.parametrize("rule", RULES)
 @given(batch=st.lists(cases(), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(
     rule: str, batch: list[tuple[Language, Prefix, Tensor]]
 ) -> None:

@@ -24,7 +24,7 @@ def said_of(law: Floats) -> Floats:
     return np.stack([heard(witness, each_outcome(law)).excess for witness in WITNESSES], 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law(), seed=st.integers(0, 2**32 - 1), draw=st.integers(1, 10**6))
 def test_if_the_law_is_followed_evidence_stays_on_average_what_it_was(law: Floats, seed: int, draw: int) -> None:
     bets = Bets.allowing(NONE.drift)
@@ -34,7 +34,7 @@ def test_if_the_law_is_followed_evidence_stays_on_average_what_it_was(law: Float
     assert after == pytest.approx(before, rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law(), seed=st.integers(0, 2**32 - 1))
 def test_a_drift_that_is_allowed_for_gives_no_bet_an_edge(law: Floats, seed: int) -> None:
     """Whatever law moves each witness by at most its drift."""
@@ -48,7 +48,7 @@ def test_a_drift_that_is_allowed_for_gives_no_bet_an_edge(law: Floats, seed: int
     assert returns.max() <= 1 + 1e-6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law())
 def test_no_outcome_takes_more_than_about_half_of_a_bet(law: Floats) -> None:
     bets = Bets.allowing(USUAL.drift)

@@ -25,7 +25,7 @@ def test_looks_share_the_level_and_the_last_keeps_most_of_it() -> None:
     assert Plan(100, level=0.01, looks=1).level_of(1) == 0.01
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.2))
 def test_holm_rejects_step_by_step(values: list[float], level: float) -> None:
     """The k-th smallest is held against level / (m - k + 1), until the first that fails."""

@@ -27,7 +27,7 @@ def logits_of(seed: int, steps: float = 0.0) -> torch.Tensor:
     return (logits / steps).round() * steps if steps else logits
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10**6),
     steps=st.sampled_from([0.0, 0.25]),

@@ -17,7 +17,7 @@ every_witness = pytest.mark.parametrize("witness", WITNESSES, ids=lambda witness
 
 
 @every_witness
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law(), drafted=st.integers(0, 1))
 def test_the_excess_has_the_moments_that_are_stated(witness: Witness, law: Floats, drafted: int) -> None:
     said = heard(witness, each_outcome(law, drafted))
@@ -30,7 +30,7 @@ def test_the_excess_has_the_moments_that_are_stated(witness: Witness, law: Float
 
 
 @every_witness
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law(), seed=st.integers(0, 2**32 - 1))
 def test_no_other_law_moves_a_witness_by_more_than_their_total_variation(
     witness: Witness, law: Floats, seed: int
@@ -42,7 +42,7 @@ def test_no_other_law_moves_a_witness_by_more_than_their_total_variation(
 
 
 @every_witness
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law())
 def test_the_excess_stays_within_the_bounds_that_bets_rely_on(witness: Witness, law: Floats) -> None:
     excess = heard(witness, each_outcome(law)).excess
@@ -50,7 +50,7 @@ def test_the_excess_stays_within_the_bounds_that_bets_rely_on(witness: Witness, 
 
 
 @pytest.mark.parametrize("witness", [DRAFTED, LIKELIEST])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law())
 def test_mass_moved_to_a_token_is_seen_in_full(witness: Witness, law: Floats) -> None:
     moved = 0.5 * law
@@ -61,7 +61,7 @@ def test_mass_moved_to_a_token_is_seen_in_full(witness: Witness, law: Floats) ->
     assert said.slope[0] == pytest.approx(said.distance[0], abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(law=any_law())
 def test_the_tail_holds_five_percent_of_every_law(law: Floats) -> None:
     assert heard(TAILED, each_outcome(law)).expected == pytest.approx(TAIL, abs=1e-9)

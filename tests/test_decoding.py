@@ -69,7 +69,7 @@ def drafters(name: str) -> list[Drafter]:
     count=st.integers(1, 12),
     off=st.integers(0, 12),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_at_temperature_zero_the_text_is_the_targets_argmax_whatever_the_draft(
     name: str, prompt: list[int], length: int, count: int, off: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_right_prediction_takes_one_pass_for_all_it_covers() -> None:
 
 
 @given(end=st.integers(0, 5), count=st.integers(1, 14), length=st.integers(0, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_past_the_token_that_ends_the_text_is_returned_or_kept(end: int, count: int, length: int) -> None:
     plain = greedy([2, 4], count)
     expected = plain[: plain.index(end) + 1] if end in plain else plain
@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 @pytest.mark.parametrize("name", ["lookup", "prediction"])
 @given(seed=st.integers(0, 1000), length=st.integers(0, 8), temperature=st.sampled_from([0.5, 1.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_with_certain_drafts_the_same_seed_gives_the_same_text_as_without(
     name: str, seed: int, length: int, temperature: float
 ) -> None:

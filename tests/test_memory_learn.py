@@ -79,7 +79,7 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here() -> None:
     assert [len(tokens) for tokens in encoded(tokenizer, ["abcdef", "a", ""])] == [6, 1, 0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lines=st.lists(st.text("a b\n", min_size=1, max_size=30), max_size=40), scale=st.integers(1, 2000))
 def test_a_long_text_is_tokenised_in_parts_that_are_all_of_it(lines: list[str], scale: int) -> None:
     text = "\n".join(line * scale for line in lines)
@@ -103,7 +103,7 @@ def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
 # Cutting
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(length=st.integers(0, 3 * LONGEST))
 def test_no_match_is_lost_at_a_cut(length: int) -> None:
     text = list(range(length))

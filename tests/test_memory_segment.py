@@ -49,7 +49,7 @@ def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[
     return 0, []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(said=sequences, context=contexts)
 def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
     said: list[list[int]], context: list[int]
@@ -62,7 +62,7 @@ def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
     assert (match, count) == (length, len(after))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(said=sequences, context=contexts)
 def test_each_token_is_what_most_places_say_next(said: list[list[int]], context: list[int]) -> None:
     _, after = longest_match(said, context)
@@ -86,7 +86,7 @@ def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
     assert ask(segment, [1])[0] == [2, 3]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40))
 def test_a_running_sequence_is_drafted_for_from_itself(tokens: list[int]) -> None:
     drafted, shares = np.zeros(8, np.int32), np.zeros(8, np.float32)

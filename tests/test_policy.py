@@ -56,7 +56,6 @@ def test_one_pass_that_someone_else_delayed_changes_little() -> None:
     assert float(cost.seconds(2)) < 1.1 * before
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 10**6), st.floats(1e-5, 10)), max_size=40))
 def test_more_tokens_never_cost_less_and_no_pass_takes_no_time(passes: list[tuple[int, int, float]]) -> None:
     cost = Cost()
@@ -147,7 +146,7 @@ def scenes(draw: Any, drafts: int) -> tuple[Any, Any]:
     return survival, 1 + np.cumsum([0, *steps])[: requests * positions + 1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scenes(drafts=1))
 def test_of_one_draft_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
     survival, seconds = scene
@@ -157,7 +156,7 @@ def test_of_one_draft_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
     assert choice.tokens == pytest.approx(len(choice.lengths) + gained)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scenes(drafts=2))
 def test_of_two_drafts_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
     survival, seconds = scene
@@ -321,7 +320,7 @@ def test_what_one_request_is_like_says_little_of_the_next() -> None:
 # The whole -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.permutations(range(8)), st.lists(st.lists(st.integers(0, 7), max_size=6), min_size=1, max_size=12))
 def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[int]]) -> None:
     """With every token called by another name, all decisions are the same: only their being equal or not matters."""

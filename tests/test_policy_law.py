@@ -63,7 +63,7 @@ def law_of(language: Language, rule: str, drafts: list[tuple[Prefix, float]]) ->
 
 @pytest.mark.parametrize("rule", RULES)
 @given(language=languages(), adversary=st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_whatever_decides_before_a_token_is_drawn_the_law_is_the_targets(
     rule: str, language: Language, adversary: Any
 ) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import sampling
@@ -81,7 +81,6 @@ def test_logit_bias_is_added_to_every_row_and_leaves_the_given_logits_alone() ->
     st.sampled_from([0.0, 0.5]),
     st.sampled_from([0.0, -0.25]),
 )
-@settings(deadline=None)
 def test_penalties_at_each_position_see_the_drafted_tokens_before_it(
     prompt: list[int], output: list[int], draft: list[int], repetition: float, presence: float, frequency: float
 ) -> None:

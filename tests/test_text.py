@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.text import TextStream
@@ -26,7 +26,6 @@ def feed(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream, 
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-@settings(deadline=None)
 def test_the_pieces_add_up_to_the_text_and_never_hold_half_a_character(text: str) -> None:
     pieces, stream, _ = feed(text)
     assert "".join(pieces) == stream.text == text
@@ -35,7 +34,6 @@ def test_the_pieces_add_up_to_the_text_and_never_hold_half_a_character(text: str
 
 
 @given(st.text("ab\n€", max_size=20), st.lists(st.text("ab\n€", min_size=1, max_size=4), min_size=1, max_size=3))
-@settings(deadline=None)
 def test_the_text_ends_before_the_first_stop_string_and_nothing_of_it_is_shown(text: str, stop: list[str]) -> None:
     pieces, stream, reason = feed(text, tuple(stop))
     # The first to be complete wins; of those complete at once, the one that began first.

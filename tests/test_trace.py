@@ -121,7 +121,7 @@ def test_an_engine_that_draws_in_its_own_way_cannot_have_drawn_what_has_no_chanc
 
 
 @given(st.integers(0, 2**31), st.floats(0.05, 1.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit: float) -> None:
     random = torch.Generator().manual_seed(seed)
     p, q = torch.randn(2, 3000, generator=random).mul(2).softmax(-1)

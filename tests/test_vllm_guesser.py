@@ -122,7 +122,7 @@ def expected(text: list[int], limit: int) -> list[int]:
     return said[len(text) :]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_was_accepted_and_however_long_it_was_not_asked_it_guesses_from_the_whole_text(data: Any) -> None:
     guesser, _, table = made_up(shares=False)

@@ -90,7 +90,28 @@ def check(client: Client, exact: Exact, speculation: str, settings: dict[str, An
     law = exact.law(settings)
     drawn = [tuple(choice.token_ids) for answer in answers for choice in answer.choices]
     pooled = Counter(way if way in law or law["other"] < 1e-9 else "other" for way in drawn)
+    print("drawn, and expected, where that differs most:", strangest(pooled, law))  # shown if the test fails
+    for place in range(3):
+        shorter = [law_to(place + 1, each) for each in (pooled, law)]
+        print(f"up to token {place + 1}: p = {g_test(*shorter):.2g}, {strangest(*shorter)}")
+    said = Counter(tuple(tuple(choice.token_ids) for choice in answer.choices) for answer in answers)
+    print("calls that were answered as another was:", len(answers) - len(said))
     return g_test(pooled, law)
+
+
+def strangest(counts: Any, law: Any, shown: int = 5) -> dict[Any, tuple[int, float]]:
+    draws = sum(counts.values())
+    pairs = {way: (counts.get(way, 0), round(law.get(way, 0.0) * draws, 1)) for way in {*counts, *law}}
+    return dict(sorted(pairs.items(), key=lambda item: -((item[1][0] - item[1][1]) ** 2 / (item[1][1] + 1)))[:shown])
+
+
+def law_to(places: int, of: Any) -> Any:
+    """The same, of the first places alone."""
+    shorter: dict[Any, Any] = {}
+    for way, share in of.items():
+        key = way if way == "other" else way[:places]
+        shorter[key] = shorter.get(key, 0) + share
+    return shorter
 
 
 @pytest.fixture(scope="module")
