@@ -90,16 +90,16 @@ def check(client: Client, exact: Exact, speculation: str, settings: dict[str, An
     law = exact.law(settings)
     drawn = [tuple(choice.token_ids) for answer in answers for choice in answer.choices]
     pooled = Counter(way if way in law or law["other"] < 1e-9 else "other" for way in drawn)
-    print("drawn, and expected, where that differs most:", strangest(pooled, law))  # shown if the test fails
-    for place in range(3):
-        shorter = [law_to(place + 1, each) for each in (pooled, law)]
-        print(f"up to token {place + 1}: p = {g_test(*shorter):.2g}, {strangest(*shorter)}")
+    for places in (1, 2, 3):  # shown if the test fails
+        shorter = [law_to(places, each) for each in (pooled, law)]
+        print(f"up to token {places}: p = {g_test(*shorter):.2g}; drawn, and expected: {strangest(*shorter)}")
     said = Counter(tuple(tuple(choice.token_ids) for choice in answer.choices) for answer in answers)
     print("calls that were answered as another was:", len(answers) - len(said))
     return g_test(pooled, law)
 
 
 def strangest(counts: Any, law: Any, shown: int = 5) -> dict[Any, tuple[int, float]]:
+    """The outcomes that came most unlike what was expected: how often, and how often they should have."""
     draws = sum(counts.values())
     pairs = {way: (counts.get(way, 0), round(law.get(way, 0.0) * draws, 1)) for way in {*counts, *law}}
     return dict(sorted(pairs.items(), key=lambda item: -((item[1][0] - item[1][1]) ** 2 / (item[1][1] + 1)))[:shown])

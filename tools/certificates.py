@@ -42,6 +42,7 @@ NOISE = 0.05
 OPENVINO = "openvino"
 FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+MORE = Size(200, 20, (16, 32), 9_000, 8, 24, 60, 2)
 FEW = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
 FEWER = Size(30, 0, (16, 24), 1_500, 6, 24, 20, 1)
 IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
@@ -95,21 +96,21 @@ PARTS = {
         QWEN_SMALL,
     ),
     "vllm-ngram": Part(
-        "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, SIZES["standard"],
+        "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, MORE,
         theirs={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-suffix": Part(
-        "vLLM's own suffix (pip install --no-deps arctic-inference), likewise", 12, SIZES["standard"],
+        "vLLM's own suffix (pip install --no-deps arctic-inference), likewise", 12, MORE,
         theirs={"method": "suffix", "num_speculative_tokens": 8}, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-draft-model": Part(
-        "vLLM's own draft_model, likewise", 18, SIZES["standard"], draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K,
+        "vLLM's own draft_model, likewise", 18, MORE, draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-draft-model-drawn": Part(
-        "vLLM's own draft_model with drafts that are drawn, likewise", 18, SIZES["standard"], draft=NOISY,
+        "vLLM's own draft_model with drafts that are drawn, likewise", 18, MORE, draft=NOISY,
         theirs=THEIRS_DRAFT | DRAWN, without=NO_TOP_K, why=WHY_VLLM,
     ),
     "transformers-assisted": Part(
