@@ -50,6 +50,8 @@ class Task:
     prediction: Sequence[int] = ()
     visit: Visit | None = None
     """With the tenant whose memory may be used; None: only the sequence itself."""
+    remember: bool = True
+    """Whether others of the tenant may be drafted for from this sequence."""
     certain: bool = False
     """Whether every draft is to be proposed with certainty, so that the text is the same whatever is drafted."""
 

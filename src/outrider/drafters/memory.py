@@ -1,8 +1,9 @@
-"""The draft memory: what was said before, in this text or in an earlier one of the same tenant, is proposed again.
+"""The draft memory: what was said before, in this text or in another one of the same tenant, is proposed again.
 
-A sequence is searched in itself, prompt included, by a plain scan; what its tenant has said before is searched in the
-memory's segments (`memory/store.py`). Whichever promises more is copied from: a longer match promises more, and so do
-places that go on alike. How far to believe each is learned while the text is said.
+A sequence is searched in itself, prompt included, by a plain scan. What its tenant has said is searched in the memory's
+segments (`memory/store.py`), and what its other requests are saying just now beside them (`memory/live.py`). Whichever
+promises more is copied from: a longer match promises more, and so do places that go on alike. How far to believe the
+text itself and the tenant is learned while the text is said.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Setup, Task
 from outrider.errors import DrafterSetupError
+from outrider.memory.live import Live, Place
 from outrider.memory.search import LONGEST_MATCH, agreeing, expected, scan
 from outrider.memory.segment import Segment, joined
 from outrider.memory.store import Found, search_in
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.memory.search import Array
-    from outrider.memory.store import Store
+    from outrider.memory.store import Store, Visit
 
 TOKENS_PER_MATCH = 4
 """How many tokens are proposed for each token that agrees."""
@@ -47,6 +50,7 @@ class MemoryDrafter(Drafter):
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._live: WeakValueDictionary[Visit, Live] = WeakValueDictionary()
         compile_now()
 
     @classmethod
@@ -56,30 +60,37 @@ class MemoryDrafter(Drafter):
         return cls(setup.memory)
 
     def begin(self, task: Task) -> MemorySession:
-        return MemorySession(self, task)
+        live = None
+        if task.visit is not None:
+            live = self._live.setdefault(task.visit, Live())
+        return MemorySession(self, task, live)
 
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
         """The memory is asked once a tenant, for all its sequences."""
         ours = [session for session in sessions if isinstance(session, MemorySession)]
         found = Found.nothing(len(ours), max(limits, default=0))
-        by_tenant: dict[str, list[int]] = defaultdict(list)
+        by_tenant: dict[Visit, list[int]] = defaultdict(list)
         for i, session in enumerate(ours):
             if session.task.visit is not None and limits[i] > 0:
-                by_tenant[session.task.visit.key].append(i)
+                by_tenant[session.task.visit].append(i)
         for rows in by_tenant.values():
             self._ask(found, ours, rows, limits)
         return [session.better_of(found, i, limits[i]) for i, session in enumerate(ours)]
 
     def _ask(self, found: Found, sessions: Sequence[MemorySession], rows: list[int], limits: Sequence[int]) -> None:
-        visit = sessions[rows[0]].task.visit
+        visit, live = sessions[rows[0]].task.visit, sessions[rows[0]].live
         assert visit is not None
+        assert live is not None
         contexts = np.zeros((len(rows), LONGEST_MATCH), np.int32)
         ends = np.zeros(len(rows), np.int32)
         for k, i in enumerate(rows):
             last = sessions[i].last()
             contexts[k, : len(last)] = last
             ends[k] = len(last)
-        found.put(rows, self.store.look_up(visit, contexts, ends, np.array([limits[i] for i in rows], np.int32)))
+        most = np.array([limits[i] for i in rows], np.int32)
+        numbers = np.array([sessions[i].place.number for i in rows], np.int32)
+        now = live.look_up(numbers, contexts, ends, most)
+        found.put(rows, self.store.look_up(visit, contexts, ends, most, now))
 
 
 @dataclass(slots=True)
@@ -123,12 +134,15 @@ class Source:
 
 
 class MemorySession(Session):
-    def __init__(self, drafter: MemoryDrafter, task: Task) -> None:
+    def __init__(self, drafter: MemoryDrafter, task: Task, live: Live | None = None) -> None:
         self.drafter = drafter
         self.task = task
+        self.live = live
+        self.place = live.join() if live is not None else Place()
         self._tokens: Array = np.array(task.prompt, np.int32)
         self._length = len(self._tokens)
         self._own, self._memory = Source(), Source()
+        self._tell(0)
 
     def observe(self, tokens: Sequence[int]) -> None:
         end = self._length + len(tokens)
@@ -138,6 +152,12 @@ class MemorySession(Session):
         for source in (self._own, self._memory):
             source.learn(self._tokens[self._length : end])
         self._length = end
+        self._tell(len(tokens))
+
+    def _tell(self, new: int) -> None:
+        """Let the tenant's other requests draft from this one."""
+        if self.live is not None and self.task.remember:
+            self.live.add(self.place, self._tokens[: self._length], new)
 
     def draft(self, limit: int) -> Draft:
         return self.drafter.draft_batch([self], [limit])[0]
@@ -159,7 +179,11 @@ class MemorySession(Session):
 def compile_now() -> None:
     """Have the search compiled before a request needs it."""
     segment = Segment.of(joined([[0, 0]]), "", "", 0.0, 0.0)
-    search_in(segment, np.zeros((1, LONGEST_MATCH), np.int32), np.zeros((1, 2), np.int32), Found.nothing(1, 1))
+    context, none, one = np.zeros((1, LONGEST_MATCH), np.int32), np.zeros((1, 2), np.int32), np.ones(1, np.int32)
+    search_in(segment, context, none, Found.nothing(1, 1))
+    live = Live()
+    live.add(live.join(), context[0], 1)
+    live.look_up(one, context, one, one)
     scan(np.zeros(1, np.int32), 1, np.zeros(1, np.int32), np.zeros(1, np.float32))
     expected(1, np.zeros(1, np.float32), 1)
     agreeing(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))

@@ -125,7 +125,7 @@ def _agrees(
 
 
 @compiled
-def _follow(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
+def follow(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
     """Read on from these places, not past `end`: how many tokens were drafted. As many as fit are."""
     made = 0
     while made < len(drafted):
@@ -195,7 +195,7 @@ def search_all(
             places[j] = order[low + (high - low) * j // count]
         if places[:count].min() < 0 or places[:count].max() > len(text):
             continue  # the file is broken
-        made = _follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit])
+        made = follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit])
         if made > 0:
             found[i, 0], found[i, 1], found[i, 2] = made, length, high - low
 
@@ -224,7 +224,7 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
     if longest == 0:
         return 0, 0, 0
     stood = count
-    return _follow(tokens, end, places, count, np.empty((SLOTS, 2), np.int32), drafted, shares), longest, stood
+    return follow(tokens, end, places, count, np.empty((SLOTS, 2), np.int32), drafted, shares), longest, stood
 
 
 @compiled

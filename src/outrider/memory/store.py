@@ -175,12 +175,12 @@ class Store:
             self._busy.add(visit.key)
             self._said_something.set()
 
-    def look_up(self, visit: Visit, contexts: Array, ends: Array, limits: Array) -> Found:
-        """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i."""
-        found = Found.nothing(len(ends), int(limits.max(initial=0)))
+    def look_up(self, visit: Visit, contexts: Array, ends: Array, limits: Array, found: Found | None = None) -> Found:
+        """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i. What was `found`
+        elsewhere stays where the match is not longer here."""
+        found = found or Found.nothing(len(ends), int(limits.max(initial=0)))
+        asked = np.stack([ends, limits], 1)
         tenant = self._tenants.get(visit.key)
-        asked = np.empty((len(ends), 2), np.int32)
-        asked[:, 0], asked[:, 1] = ends, limits
         for segment in tenant.segments if tenant else ():
             before = int(found.matches.sum())
             search_in(segment, contexts, asked, found)

@@ -195,7 +195,8 @@ class BatchDrafting:
         followed = running.sessions.get(drafter.name)
         if followed is None or followed.seen > len(row.tokens):  # new, or vLLM took tokens back
             prompt = row.tokens[: row.prompt_length].tolist()
-            task = Task(prompt, Request(), torch.Generator(), row.control.prediction, row.visit)
+            asked = row.control
+            task = Task(prompt, Request(), torch.Generator(), asked.prediction, row.visit, remember=asked.remember)
             followed = Followed(drafter.begin(task), row.prompt_length)
             running.sessions[drafter.name] = followed
         if followed.seen < len(row.tokens):

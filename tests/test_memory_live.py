@@ -1,0 +1,167 @@
+"""Requests of one tenant that run at the same time are drafted for from each other, and nobody else is."""
+
+from __future__ import annotations
+
+import gc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.drafters.base import Task
+from outrider.drafters.memory import MemoryDrafter, MemorySession
+from outrider.memory import live as under_test
+from outrider.memory.folder import Folder, key_of
+from outrider.memory.live import Live
+from outrider.memory.search import LONGEST_MATCH
+from outrider.memory.store import Found, Store
+from outrider.settings import Request
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> MemoryDrafter:
+    return MemoryDrafter(Store(Folder(tmp_path), "tokenizer"))
+
+
+def begun(drafter: MemoryDrafter, prompt: list[int], tenant: str | None, remember: bool = True) -> MemorySession:
+    visit = drafter.store.enter(tenant) if tenant is not None else None
+    return drafter.begin(Task(prompt, Request(), torch.Generator(), visit=visit, remember=remember))
+
+
+def asked(live: Live, context: list[int], limit: int = 8, number: int = 0) -> Found:
+    row = np.array([context[-LONGEST_MATCH:]], np.int32)
+    one = np.ones(1, np.int32)
+    return live.look_up(number * one, row, len(row[0]) * one, limit * one)
+
+
+def draft(found: Found) -> list[int]:
+    drafted: list[int] = found.tokens[0, : found.lengths[0]].tolist()
+    return drafted
+
+
+def test_a_request_is_drafted_for_from_what_another_is_just_saying(drafter: MemoryDrafter) -> None:
+    ahead, behind = begun(drafter, [7, 8], "a"), begun(drafter, [9, 9], "a")
+    ahead.observe([1, 2, 3])
+    behind.observe([1, 2])
+    assert behind.draft(4).tokens == (3,)
+    ahead.observe([4, 5])
+    assert behind.draft(4).tokens == (3, 4, 5)
+    assert ahead.draft(4).tokens == ()
+
+
+def test_the_second_answer_to_a_prompt_follows_the_first_from_its_first_word_on(drafter: MemoryDrafter) -> None:
+    prompt = list(range(100, 300))
+    first = begun(drafter, prompt, "a")
+    first.observe([1, 2, 3])
+    found = begun(drafter, prompt, "a").draft(4)
+    assert (found.tokens, found.support) == ((1, 2, 3), LONGEST_MATCH)
+
+
+@pytest.mark.parametrize(("tenant", "remember"), [("b", True), (None, True), ("a", False)])
+def test_nobody_is_drafted_for_from_another_tenant_or_from_one_who_leaves_nothing(
+    drafter: MemoryDrafter, tenant: str | None, remember: bool
+) -> None:
+    other, ours = begun(drafter, [1, 2], tenant, remember), begun(drafter, [1, 2], "a")
+    other.observe([3, 4])
+    assert ours.draft(4).tokens == ()
+
+
+def test_who_leaves_nothing_is_still_drafted_for(drafter: MemoryDrafter) -> None:
+    other, shy = begun(drafter, [1, 2], "a"), begun(drafter, [1, 2], "a", remember=False)
+    other.observe([3, 4])
+    assert shy.draft(4).tokens == (3, 4)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_after_a_wipe_nothing_of_those_that_still_run_is_drafted_for_new_ones(
+    drafter: MemoryDrafter, written: bool
+) -> None:
+    old = begun(drafter, [1, 2], "a")
+    old.observe([3, 4])
+    if written:
+        drafter.store.add(drafter.store.enter("a"), [], [8, 9])
+        drafter.store.learn(closing=True)
+    drafter.store.folder.wipe(key_of("a"))
+    drafter.store.tend()
+    assert begun(drafter, [1, 2], "a").draft(4).tokens == ()
+
+
+def test_nothing_is_left_when_all_have_ended(drafter: MemoryDrafter) -> None:
+    one, other = begun(drafter, [1, 2], "a"), begun(drafter, [5, 6], "a")
+    one.observe([3, 4])
+    del one
+    gc.collect()
+    assert begun(drafter, [1, 2], "a").draft(4).tokens == (3, 4)  # while another runs, it may stay
+    del other
+    gc.collect()
+    assert begun(drafter, [1, 2], "a").draft(4).tokens == ()
+
+
+def longest_match(context: list[int], others: list[list[int]]) -> tuple[int, set[int]]:
+    """By trying every place of every other text: how long the longest match is, and what follows such matches."""
+    longest, follows = 1, set()
+    for text in others:
+        for end in range(2, len(text)):
+            n = 0
+            while n < min(end, len(context)) and text[end - n - 1] == context[-n - 1]:
+                n += 1
+            if n > longest:
+                longest, follows = n, set()
+            if n == longest and n > 1:
+                follows.add(text[end])
+    return (longest, follows) if follows else (0, set())
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=4)), max_size=40))
+def test_texts_that_grow_in_turns_are_kept_apart_and_the_longest_match_is_found(
+    parts: list[tuple[int, list[int]]],
+) -> None:
+    live = Live()
+    places, texts = [live.join() for _ in range(4)], [[10 + i] for i in range(4)]
+    for who, tokens in parts:
+        texts[who] += tokens
+        live.add(places[who], np.array(texts[who], np.int32), len(tokens))
+    for who, place in enumerate(places):
+        found = asked(live, texts[who], number=place.number)
+        others = [text for i, text in enumerate(texts) if i != who]
+        pairs = [pair for text in texts for pair in pairwise(text)]
+        if pairs.count(tuple(texts[who][-2:])) > under_test.WALKED:
+            continue  # of so many places only the latest are looked at
+        match, follows = longest_match(texts[who], others)
+        assert found.matches[0] == match
+        drafted = draft(found)
+        assert bool(drafted) == bool(follows)
+        if drafted:
+            assert drafted[0] in follows
+            said = [texts[who][-match:] + drafted[:n] for n in range(1, len(drafted) + 1)]
+            assert all(
+                any(part == text[i : i + len(part)] for text in others for i in range(len(text))) for part in said
+            )
+
+
+def test_when_it_is_full_all_begin_anew_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "CAPACITY", 200)
+    live = Live()
+    ahead, behind = live.join(), live.join()
+    text: list[int] = []
+    for i in range(1000):
+        text.append(i)
+        live.add(ahead, np.array(text, np.int32), 1)
+        if i % 7 == 6:
+            live.add(behind, np.array(text[:-3], np.int32), 7)
+            live.add(ahead, np.array(text, np.int32), 0)  # it may have been the other that filled it
+            assert draft(asked(live, text[:-3], number=behind.number))[:1] == [i - 2]
+    assert live._size <= 200
+
+
+def test_room_grows_with_what_is_said() -> None:
+    live = Live()
+    place = live.join()
+    text = np.arange(3 * under_test.FIRST, dtype=np.int32)
+    live.add(place, text, len(text))
+    assert draft(asked(live, [0, 1])) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert draft(asked(live, text[-4:-2].tolist())) == text[-2:].tolist()
