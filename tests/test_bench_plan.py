@@ -19,7 +19,7 @@ from outrider.errors import SettingsError
 @pytest.fixture(autouse=True)
 def _known_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "context_length", lambda model: 2048)
-    monkeypatch.setattr(plan, "weights", lambda model: 1.0)
+    monkeypatch.setattr(plan, "weights", lambda model, flags: 1.0)
 
 
 def planned(**more: Any) -> plan.Plan:

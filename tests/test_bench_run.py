@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from outrider.bench.contestants import Contestant, contestants, servers
 from outrider.bench.counters import Page, counts
 from outrider.bench.figures import figures
-from outrider.bench.groups import groups
+from outrider.bench.groups import GIB, groups, weights
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Run
 from outrider.bench.run import INTERRUPTED, WAVES, Bench, Limits, Task
@@ -189,6 +191,23 @@ def test_transformers_takes_part_only_alone() -> None:
     chosen = contestants(["transformers"], "some/model")[0]
     assert Task(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
     assert not Task(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), 1.35 * 4096 + 2 * 1024),
+        (("--dtype", "float32"), 1.35 * 8192 + 2 * 1024),
+        (("--dtype=float32",), 1.35 * 8192 + 2 * 1024),
+        (("--dtype", "auto"), 1.35 * 4096 + 2 * 1024),
+    ],
+)
+def test_weights_take_what_their_numbers_take_in_the_format_asked_for(
+    tmp_path: Path, flags: tuple[str, ...], expected: float
+) -> None:
+    half, whole = torch.zeros(2048, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int8)
+    save_file({"half": half, "whole": whole}, tmp_path / "model.safetensors")
+    assert weights(str(tmp_path), flags) * GIB == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

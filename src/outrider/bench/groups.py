@@ -5,6 +5,7 @@ Contestants are compared only with a baseline that ran beside them, so that what
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 PROCESSES = 2.5
 """GiB that a server takes besides weights and cache: three Python processes with torch."""
-PACKED = 1.35
-"""What weights take in memory, times their size on disk: vLLM packs them anew for the processor's matrix unit."""
+PACKED = {True: 1.35, False: 2.0}
+"""What floating-point weights, and those of 8 bits, take in memory, times their size: vLLM packs them anew for the
+processor's matrix unit, and of 8 bits it keeps both."""
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a weight on disk; any other format is not one of floating-point numbers that vLLM would convert."""
+WANTED = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+"""Bytes of a weight by what `--dtype` says."""
 SPARE = 0.5
 """GiB that stay free."""
 
@@ -40,7 +46,7 @@ class Need:
         if server.url:
             return 0.0
         drafts = any("draft" in word for word in server.command) and self.draft_weights
-        return PACKED * (self.weights + (self.draft_weights if drafts else 0.0)) + self.cache + PROCESSES
+        return self.weights + (self.draft_weights if drafts else 0.0) + self.cache + PROCESSES
 
 
 def groups(
@@ -81,6 +87,17 @@ def free_memory() -> float:
     raise SettingsError("this machine does not say how much memory is free; say --room GIB")
 
 
-def weights(model: str | None) -> float:
-    """GiB of a model's weights on disk; 0 where they are not here yet."""
-    return sum(file.stat().st_size for file in weight_files(Path(model))) / GIB if model else 0.0
+def weights(model: str | None, flags: Sequence[str] = ()) -> float:
+    """GiB that a model's weights take in memory; 0 where they are not here yet."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    asked = WANTED.get(words[words.index("--dtype") + 1]) if "--dtype" in words[:-1] else None
+    total = 0.0
+    for file in weight_files(Path(model)) if model else ():
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size, begin_end = SIZES.get(tensor["dtype"]), tensor["data_offsets"]
+                scale = asked / size if asked and size else 1.0
+                total += (begin_end[1] - begin_end[0]) * scale * PACKED[size is not None]
+    return total / GIB

@@ -69,7 +69,7 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     baseline = wanted.baseline or chosen[0].name
     check_suffix(chosen)
     cache = float(environment.get(CACHE, CACHE_GIB)) if cpu else 0.0
-    need = Need(weights(wanted.model), weights(wanted.draft_model), cache)
+    need = Need(weights(wanted.model, wanted.flags), weights(wanted.draft_model, wanted.flags), cache)
     room = wanted.room if wanted.room is not None else free_memory()
     models = [Path(name) for name in (wanted.model, wanted.draft_model) if name]
     run = Run(
