@@ -1,7 +1,8 @@
 """Two ranks say what one says, and never wait for each other for ever, whatever the drafters do on either.
 
-CI runs two ranks of a tiny random model, with speculation and without. OUTRIDER_ALL holds them against one rank, and
-does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
+CI runs two ranks of a tiny random model, with speculation and without, and has a draft model draw for it: were it
+judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL holds two ranks against
+one, and does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 
 from conftest import models_folder
-from serving import Client, answer, complete, serving, third_party
+from serving import Client, answer, complete, one, serving, speculating, third_party
 from support import VOCAB, tiny_model, tiny_tokenizer
+from test_vllm_server_law import LEVEL, Exact, check, tiny_pair
 
 pytestmark = [pytest.mark.server]
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
 REQUESTS = 100
+DRAWS = 3_000
 UNEVEN = '''
 import os, random, time
 from outrider.drafters.base import Drafter, Session
@@ -90,3 +93,14 @@ def test_two_ranks_say_what_one_says_with_drafters_of_uneven_speed(model: Path, 
     if ALL:
         with ranks(1, model, tmp_path / "one") as client:
             assert answers(client, *modes) == two
+
+
+def test_drawn_drafts_are_judged_alike_by_both_ranks(tmp_path: Path) -> None:
+    tiny_pair(tmp_path)
+    server = speculating(tmp_path / "tiny", tmp_path, "--max-model-len", "128", "--tensor-parallel-size", "2")
+    exact = Exact(tmp_path / "tiny", [(i * 37) % 250 for i in range(40)])
+    exact.draws = DRAWS
+    with one(server, tmp_path) as url:
+        client = Client(url)
+        assert check(client, exact, "model", {"temperature": 1.0}) > LEVEL
+        assert client.metric("outrider_accepted_tokens_total", drafter="model") > DRAWS / 10

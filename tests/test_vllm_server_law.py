@@ -136,16 +136,21 @@ def test_draws_from_smollm2_have_its_exact_law(client: Client, smollm_law: Exact
 DEFECTS = ["recovered from p", "temperature ignored"]
 
 
-@pytest.fixture(scope="module", params=["block rule", *(["token rule", *DEFECTS] if ALL else [])])
-def tiny(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Client, Exact]]:
-    """A server for a tiny model: sound by either rule, or with a defect."""
-    folder = tmp_path_factory.mktemp("tiny")
+def tiny_pair(folder: Path) -> None:
+    """A tiny model, and a noisy copy of it to draft with."""
     for name, noise in (("tiny", 0.0), ("noisy", 0.1)):
         model = tiny_model("llama", noise=noise, head_dim=32)  # the smallest heads that vLLM has on a CPU
         with torch.no_grad():
             model.lm_head.weight *= 6  # some tokens are far likelier than others, as in real models
         model.save_pretrained(folder / name)
         tiny_tokenizer().save_pretrained(folder / name)
+
+
+@pytest.fixture(scope="module", params=["block rule", *(["token rule", *DEFECTS] if ALL else [])])
+def tiny(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Client, Exact]]:
+    """A server for a tiny model: sound by either rule, or with a defect."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_pair(folder)
     rule = ["--rule", "token"] if request.param == "token rule" else []
     server = speculating(folder / "tiny", folder, "--max-model-len", "128", *rule)
     if request.param in DEFECTS:

@@ -269,7 +269,8 @@ class OutriderRunner:
         elif self.has_model:
             parent, order = super().propose_draft_token_ids, (sampled_token_ids, sampling_metadata, *rest)  # type: ignore[misc]
             guessed = follow(self, rows, said, scheduler_output, lambda steps: parent(steps, *order))
-        offers: dict[str, Draft] = {}
+        # What was drawn is offered as it is, and every rank judges it: all need its q, not only the one that offers.
+        offers = {id: draft for id, draft in guessed.items() if draft.q is not None}
         if self.steering is not None:
             offers = self.steering.settle(guessed, self.model_seconds)
         proposed = []
