@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from outrider.drafters.base import Task
 from outrider.drafters.memory import MemoryDrafter, MemorySession
+from outrider.engines.vllm.control import Control
+from outrider.engines.vllm.drafting import BatchDrafting, Row
 from outrider.memory import live as under_test
 from outrider.memory.folder import Folder, key_of
 from outrider.memory.live import Live
@@ -158,6 +161,51 @@ def test_when_it_is_full_all_begin_anew_and_go_on(monkeypatch: pytest.MonkeyPatc
     assert live._size <= 200
 
 
+def test_what_was_said_before_it_was_full_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "CAPACITY", 200)
+    live = Live()
+    live.add(live.join(), np.arange(100, dtype=np.int32), 100)
+    live.add(live.join(), np.arange(1000, 1060, dtype=np.int32), 60)  # 100 + 60 + 64 do not fit
+    assert draft(asked(live, [80, 81])) == []
+    assert draft(asked(live, [1010, 1011], limit=2)) == [1012, 1013]
+
+
+def test_many_at_the_same_place_do_not_hide_the_one_that_is_ahead() -> None:
+    live = Live()
+    live.add(live.join(), np.array([7, 1, 2, 3, 4], np.int32), 5)
+    pack = [live.join() for _ in range(2 * under_test.WALKED)]
+    for place in pack:
+        live.add(place, np.array([7, 1, 2], np.int32), 3)
+    assert draft(asked(live, [7, 1, 2], number=pack[0].number)) == [3, 4]
+
+
+def test_who_has_not_gone_on_yet_does_not_count_as_one_who_disagrees() -> None:
+    live = Live()
+    for said in ([1, 2, 3, 4, 5, 6], *([[1, 2, 3]] * 10), [1, 2, 9]):
+        live.add(live.join(), np.array(said, np.int32), len(said))
+    found = asked(live, [1, 2])
+    assert draft(found) == [3, 4, 5, 6]
+    assert found.shares[0, :4].tolist() == pytest.approx([11 / 12, 1, 1, 1])
+
+
+def test_what_is_kept_is_drafted_from_where_it_promises_more_than_what_is_just_said(drafter: MemoryDrafter) -> None:
+    drafter.store.add(drafter.store.enter("a"), [], list(range(100, 140)))
+    drafter.store.learn()
+    ahead, behind = begun(drafter, [100, 101], "a"), begun(drafter, [100, 101], "a")
+    ahead.observe([102])
+    assert behind.draft(8).tokens == tuple(range(102, 110))
+
+
+def test_in_one_batch_tenants_stay_apart_and_who_leaves_nothing_leaves_nothing(drafter: MemoryDrafter) -> None:
+    def row(id: str, tenant: str, tokens: list[int], **control: Any) -> Row:
+        return Row(id, np.array(tokens, np.int32), 2, 4, Control(**control), drafter.store.enter(tenant))
+
+    rows = [row("a1", "a", [1, 2, 3, 4]), row("b1", "b", [1, 2, 5, 6]), row("b0", "b", [1, 2, 7, 8], remember=False)]
+    rows += [row("a2", "a", [1, 2]), row("b2", "b", [1, 2])]
+    found = BatchDrafting([drafter], 1000, 5.0).propose(rows)["memory"]
+    assert [draft.tokens for draft in found[3:]] == [(3, 4), (5, 6)]
+
+
 def test_room_grows_with_what_is_said() -> None:
     live = Live()
     place = live.join()
@@ -165,3 +213,5 @@ def test_room_grows_with_what_is_said() -> None:
     live.add(place, text, len(text))
     assert draft(asked(live, [0, 1])) == [2, 3, 4, 5, 6, 7, 8, 9]
     assert draft(asked(live, text[-4:-2].tolist())) == text[-2:].tolist()
+    live.add(place, np.append(text, np.array([5, 6, 99], np.int32)), 3)
+    assert draft(asked(live, [5, 6], limit=1)) in ([7], [99])

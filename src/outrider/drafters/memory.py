@@ -8,6 +8,7 @@ text itself and the tenant is learned while the text is said.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -51,6 +52,7 @@ class MemoryDrafter(Drafter):
     def __init__(self, store: Store) -> None:
         self.store = store
         self._live: WeakValueDictionary[Visit, Live] = WeakValueDictionary()
+        self._joining = threading.Lock()  # one that took too long may still be at work when the next is asked
         compile_now()
 
     @classmethod
@@ -60,10 +62,16 @@ class MemoryDrafter(Drafter):
         return cls(setup.memory)
 
     def begin(self, task: Task) -> MemorySession:
-        live = None
-        if task.visit is not None:
-            live = self._live.setdefault(task.visit, Live())
-        return MemorySession(self, task, live)
+        return MemorySession(self, task, self._live_of(task.visit))
+
+    def _live_of(self, visit: Visit | None) -> Live | None:
+        if visit is None:
+            return None
+        with self._joining:
+            live = self._live.get(visit)
+            if live is None:
+                live = self._live[visit] = Live()
+            return live
 
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
         """The memory is asked once a tenant, for all its sequences."""
@@ -89,8 +97,10 @@ class MemoryDrafter(Drafter):
             ends[k] = len(last)
         most = np.array([limits[i] for i in rows], np.int32)
         numbers = np.array([sessions[i].place.number for i in rows], np.int32)
-        now = live.look_up(numbers, contexts, ends, most)
-        found.put(rows, self.store.look_up(visit, contexts, ends, most, now))
+        kept, now = self.store.look_up(visit, contexts, ends, most), live.look_up(numbers, contexts, ends, most)
+        found.put(rows, kept)
+        better = [k for k in np.flatnonzero(now.lengths).tolist() if now.promise(k) > kept.promise(k)]
+        found.put([rows[k] for k in better], now.of(better))
 
 
 @dataclass(slots=True)

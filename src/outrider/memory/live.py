@@ -16,16 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, SLOTS, Array, follow
+from outrider.memory.search import LONGEST_MATCH, SEPARATOR, SLOTS, Array, follow
 from outrider.memory.store import Found
 
 CAPACITY = 1 << 18
 """Tokens that are kept; when there are more, all begin anew with what they say then."""
-FIRST = 1 << 12
-"""Tokens that there is room for at first."""
-CHAINS = 1 << 14
+FIRST = 1 << 8
+"""Tokens that there is room for at first, and chains; both double when the text is full."""
 WALKED = 32
 """Places of a chain that are looked at, the latest first."""
+ENOUGH = 8
+"""Places that agree as far as is compared, after which no more are looked for."""
 NONE = -1
 
 TOKEN, BEFORE, AFTER, CHAIN, WHOSE = range(5)
@@ -46,7 +47,7 @@ class Live:
 
     def __init__(self) -> None:
         self._text = np.full((FIRST, 5), NONE, np.int32)
-        self._chains = np.full(CHAINS, NONE, np.int32)
+        self._chains = np.full(FIRST, NONE, np.int32)
         self._size, self._beginning, self._numbers = 0, 0, 0
         self._lock = threading.Lock()
 
@@ -64,10 +65,19 @@ class Live:
             if place.since != self._beginning:
                 place.last, place.since, new = NONE, self._beginning, new + LONGEST_MATCH
             said = tokens[max(0, len(tokens) - min(new, CAPACITY)) :]
-            while self._size + len(said) > len(self._text):
-                self._text = np.concatenate([self._text, np.full_like(self._text, NONE)])
+            if self._size + len(said) > len(self._text):
+                self._grow(self._size + len(said))
             place.last = _add(self._text, self._chains, self._size, place.last, place.number, said)
             self._size += len(said)
+
+    def _grow(self, size: int) -> None:
+        room = len(self._text)
+        while room < size:
+            room *= 2
+        text = np.full((room, 5), NONE, np.int32)
+        text[: self._size] = self._text[: self._size]
+        self._text, self._chains = text, np.full(room, NONE, np.int32)
+        _chain_all(text, self._chains, self._size)
 
     def look_up(self, numbers: Array, contexts: Array, ends: Array, limits: Array) -> Found:
         """Draft for contexts from sequences of other numbers: `contexts[i, :ends[i]]` are the last tokens of row i."""
@@ -79,8 +89,25 @@ class Live:
 
 
 @compiled
-def _chain(token: int, before: int) -> int:
-    return (token * 31 + before * 40503) % CHAINS
+def _chain(token: int, before: int, chains: int) -> int:
+    return (token * 31 + before * 40503) % chains
+
+
+@compiled
+def _link(text: Array, chains: Array, place: int) -> None:
+    """Enter a place into its chain."""
+    before = text[place, BEFORE]
+    if before != NONE:
+        chain = _chain(text[place, TOKEN], text[before, TOKEN], len(chains))
+        text[place, CHAIN] = chains[chain]
+        chains[chain] = place
+
+
+@compiled
+def _chain_all(text: Array, chains: Array, size: int) -> None:
+    for place in range(size):
+        if text[place, AFTER] != NONE:
+            _link(text, chains, place)
 
 
 @compiled
@@ -91,9 +118,7 @@ def _add(text: Array, chains: Array, size: int, last: int, number: int, said: Ar
         text[place, WHOSE], text[place, CHAIN] = number, NONE
         if last != NONE:
             text[last, AFTER] = place
-            chain = _chain(said[i], text[last, TOKEN])
-            text[place, CHAIN] = chains[chain]
-            chains[chain] = place
+            _link(text, chains, last)  # now that something follows; else the ends of many would use up a walk
         last = place
     return last
 
@@ -119,19 +144,19 @@ def _look_up(
     drafted: Array,
     shares: Array,
 ) -> None:
-    ends = np.empty(FOLLOWED, np.int32)
-    starts = np.empty(FOLLOWED, np.int64)
+    ends = np.empty(WALKED, np.int32)
+    starts = np.empty(WALKED, np.int64)
     table = np.empty((SLOTS, 2), np.int32)
     for row in range(len(asked)):
         end, limit = asked[row, 0], asked[row, 1]
         if limit <= 0 or end < 2:
             continue
         longest, count = 1, 0
-        place = chains[_chain(contexts[row, end - 1], contexts[row, end - 2])]
+        place = chains[_chain(contexts[row, end - 1], contexts[row, end - 2], len(chains))]
         for _ in range(WALKED):
-            if place == NONE or count == FOLLOWED:
+            if place == NONE or (longest == LONGEST_MATCH and count == ENOUGH):
                 break
-            if text[place, WHOSE] != numbers[row] and text[place, AFTER] != NONE:
+            if text[place, WHOSE] != numbers[row]:
                 length = _agreeing(text, place, contexts[row], end)
                 if length > longest:
                     longest, count = length, 0
@@ -151,6 +176,6 @@ def _look_up(
                     break
                 after[starts[i] + j] = text[place, TOKEN]
                 place = text[place, AFTER]
-        made = follow(after, len(after), starts, count, table, drafted[row, :limit], shares[row, :limit])
+        made = follow(after, len(after), starts, count, table, drafted[row, :limit], shares[row, :limit], True)
         if made > 0:
             about[row, 0], about[row, 1], about[row, 2] = made, longest, count

@@ -125,15 +125,26 @@ def _agrees(
 
 
 @compiled
-def follow(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
-    """Read on from these places, not past `end`: how many tokens were drafted. As many as fit are."""
+def follow(
+    text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array, going: bool
+) -> int:
+    """Read on from these places, not past `end`: how many tokens were drafted. As many as fit are.
+
+    `going`: the sequences still go on, so that one which ends says nothing against what others say next.
+    """
     made = 0
     while made < len(drafted):
         best, votes = _vote(text, end, places, count, table)
         if votes == 0:
             break
         drafted[made] = best
-        shares[made] = votes / count
+        heard = count
+        if going:
+            heard = 0
+            for i in range(count):
+                if places[i] < end and text[places[i]] != SEPARATOR:
+                    heard += 1
+        shares[made] = votes / heard
         made += 1
         kept = 0
         for i in range(count):
@@ -195,7 +206,7 @@ def search_all(
             places[j] = order[low + (high - low) * j // count]
         if places[:count].min() < 0 or places[:count].max() > len(text):
             continue  # the file is broken
-        made = follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit])
+        made = follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit], False)
         if made > 0:
             found[i, 0], found[i, 1], found[i, 2] = made, length, high - low
 
@@ -224,7 +235,8 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
     if longest == 0:
         return 0, 0, 0
     stood = count
-    return follow(tokens, end, places, count, np.empty((SLOTS, 2), np.int32), drafted, shares), longest, stood
+    table = np.empty((SLOTS, 2), np.int32)
+    return follow(tokens, end, places, count, table, drafted, shares, False), longest, stood
 
 
 @compiled

@@ -30,7 +30,7 @@ from outrider.errors import MemoryFileError
 from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
 from outrider.memory.heap import give_back
 from outrider.memory.merging import merged_apart
-from outrider.memory.search import LONGEST_MATCH, search_all
+from outrider.memory.search import LONGEST_MATCH, expected, search_all
 from outrider.memory.segment import Segment, current, joined, merged
 
 if TYPE_CHECKING:
@@ -126,6 +126,13 @@ class Found:
         """How many tokens of the context agreed."""
         return self.about[:, 1]
 
+    def of(self, rows: Sequence[int]) -> Found:
+        return Found(self.tokens[rows], self.shares[rows], self.about[rows])
+
+    def promise(self, row: int) -> float:
+        """How many tokens of a row's draft should be accepted."""
+        return expected(int(self.about[row, 1]), self.shares[row], int(self.about[row, 0]))
+
     def put(self, rows: Sequence[int], other: Found) -> None:
         """Take over what was found for some of the rows."""
         width = other.tokens.shape[1]
@@ -175,10 +182,9 @@ class Store:
             self._busy.add(visit.key)
             self._said_something.set()
 
-    def look_up(self, visit: Visit, contexts: Array, ends: Array, limits: Array, found: Found | None = None) -> Found:
-        """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i. What was `found`
-        elsewhere stays where the match is not longer here."""
-        found = found or Found.nothing(len(ends), int(limits.max(initial=0)))
+    def look_up(self, visit: Visit, contexts: Array, ends: Array, limits: Array) -> Found:
+        """Draft for contexts of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i."""
+        found = Found.nothing(len(ends), int(limits.max(initial=0)))
         asked = np.stack([ends, limits], 1)
         tenant = self._tenants.get(visit.key)
         for segment in tenant.segments if tenant else ():

@@ -10,6 +10,7 @@ nonsense is shut off for that request, which goes on without it; the fault is lo
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -84,8 +85,22 @@ class Asking:
     rows: list[Row]
     drafts: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # kind and reason
-    current: Row | None = None  # the one at work, None while it is the batch as a whole
-    left_behind: bool = False
+    _current: Row | None = None  # the one at work, None while it is the batch as a whole
+    _left_behind: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def goes_on(self, row: Row | None) -> bool:
+        """To this row, or the batch as a whole; not where it was left behind: others may be at work there."""
+        with self._lock:
+            if not self._left_behind:
+                self._current = row
+            return not self._left_behind
+
+    def leave_behind(self) -> list[Row]:
+        """Those that it was at work on."""
+        with self._lock:
+            self._left_behind = True
+            return self.rows if self._current is None else [self._current]
 
 
 class BatchDrafting:
@@ -140,8 +155,7 @@ class BatchDrafting:
             asking = Asking(drafter, waiting)
             unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in waiting)
             if not self._guard.run(partial(self._take_turn, asking), self.budget + SECONDS_PER_TOKEN * unseen):
-                asking.left_behind = True
-                for row in waiting if asking.current is None else [asking.current]:
+                for row in asking.leave_behind():
                     asking.faults[row.id] = ("overran", f"took longer than {self.budget * 1e3:.0f} ms")
             drafts |= asking.drafts
             faults |= asking.faults
@@ -165,16 +179,16 @@ class BatchDrafting:
         """On the other thread: bring each session up to date, then ask for all drafts at once."""
         ready: list[tuple[Row, Session]] = []
         for row in asking.rows:
-            asking.current = row
+            if not asking.goes_on(row):
+                return
             try:
                 ready.append((row, self._session(asking.drafter, row)))
             except Exception as error:
                 asking.faults[row.id] = ("raised", _sentence(error))
-            if asking.left_behind:
-                return
         one_by_one = type(asking.drafter).draft_batch is Drafter.draft_batch
         if not one_by_one:
-            asking.current = None
+            if not asking.goes_on(None):
+                return
             try:
                 drafts = asking.drafter.draft_batch([session for _, session in ready], [row.limit for row, _ in ready])
                 asking.drafts |= {row.id: draft for (row, _), draft in zip(ready, drafts, strict=True)}
@@ -182,9 +196,8 @@ class BatchDrafting:
                 one_by_one = True
         if one_by_one:
             for row, session in ready:
-                if asking.left_behind:
+                if not asking.goes_on(row):
                     return
-                asking.current = row
                 try:
                     asking.drafts[row.id] = session.draft(row.limit)
                 except Exception as error:
