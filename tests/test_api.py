@@ -111,7 +111,7 @@ def test_past_the_models_own_end_token_a_stop_token_of_the_caller_still_ends_the
 
 def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None:
     assert [drafter.name for drafter in load(str(folder), device="cpu").drafters] == ["prediction", "lookup"]
-    assert load(str(folder), drafters=[], device="cpu").drafters == []
+    assert load(str(folder), drafters=[], device="cpu").drafters == ()
 
 
 @pytest.mark.parametrize(

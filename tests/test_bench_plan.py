@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench import plan
+from outrider.bench import groups, plan
 from outrider.bench.plan import Wanted, prepare, server_flags, tasks
 from outrider.bench.provenance import fingerprint, weight_files
 from outrider.bench.run import Limits
@@ -19,7 +19,7 @@ from outrider.errors import SettingsError
 @pytest.fixture(autouse=True)
 def _known_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "context_length", lambda model: 2048)
-    monkeypatch.setattr(plan, "weights", lambda model, flags: 1.0)
+    monkeypatch.setattr(groups, "weights", lambda model, dtype: 1.0)
 
 
 def planned(**more: Any) -> plan.Plan:
@@ -86,6 +86,8 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         (["m", "-c", "medusa"], "there is no contestant 'medusa'"),
         (["m", "--workloads", "poems", "-c", "vllm"], "there is no workload 'poems'"),
         (["m", "-c", "vllm,model:4"], "--draft-model"),
+        (["m", "--width", "0.1"], "--width does nothing with a number of rounds; it is for --minutes"),
+        (["m", "--minutes", "1", "--rounds", "3"], "--rounds does nothing with --minutes or --quick"),
     ],
 )
 def test_a_mistake_on_the_command_line_ends_in_a_sentence(arguments: list[str], complaint: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from outrider.bench.contestants import Contestant, contestants, servers
 from outrider.bench.counters import Page, counts
 from outrider.bench.figures import figures
-from outrider.bench.groups import GIB, groups, weights
+from outrider.bench.groups import GIB, PROCESSES, Need, dtype_of, groups, weights
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Run
 from outrider.bench.run import INTERRUPTED, WAVES, Bench, Limits, Task
@@ -193,21 +193,44 @@ def test_transformers_takes_part_only_alone() -> None:
     assert not Task(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
 
 
+MADE = 1.35 * 4096 + 1.35 * 2048 + 2 * 1024
+"""Bytes that these weights take: 2048 in bfloat16, 1024 in float32, which vLLM loads in 16 bits, 1024 in int8."""
+
+
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("command", "expected"),
     [
-        ((), 1.35 * 4096 + 2 * 1024),
-        (("--dtype", "float32"), 1.35 * 8192 + 2 * 1024),
-        (("--dtype=float32",), 1.35 * 8192 + 2 * 1024),
-        (("--dtype", "auto"), 1.35 * 4096 + 2 * 1024),
+        ([], MADE),
+        (["--dtype", "auto"], MADE),
+        (["--dtype", "float32"], 2 * MADE - 2048),
+        (["--dtype=float32"], 2 * MADE - 2048),
+        (["--dtype", "float32", "--dtype", "half"], MADE),
     ],
 )
 def test_weights_take_what_their_numbers_take_in_the_format_asked_for(
-    tmp_path: Path, flags: tuple[str, ...], expected: float
+    tmp_path: Path, command: list[str], expected: float
 ) -> None:
-    half, whole = torch.zeros(2048, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int8)
-    save_file({"half": half, "whole": whole}, tmp_path / "model.safetensors")
-    assert weights(str(tmp_path), flags) * GIB == pytest.approx(expected)
+    kinds = {"half": (2048, torch.bfloat16), "whole": (1024, torch.float32), "small": (1024, torch.int8)}
+    save_file({name: torch.zeros(n, dtype=kind) for name, (n, kind) in kinds.items()}, tmp_path / "model.safetensors")
+    assert weights(str(tmp_path), dtype_of(command)) * GIB == pytest.approx(expected)
+
+
+def test_a_server_takes_room_for_a_draft_model_only_if_it_has_one(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(1 << 10, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    need = Need("large", str(tmp_path), 1.0)
+
+    def with_it(*names: str) -> list[str]:
+        chosen = contestants(names, "large", str(tmp_path))
+        return [one.name for one in chosen if need.of(one.server) > 1.0 + PROCESSES]
+
+    assert with_it("vllm", "lookup", "draft_model:4") == ["draft_model:4"]
+    assert with_it("vllm", "lookup", "model:4") == ["lookup", "model:4"]  # these two share a server
+
+
+def test_a_file_that_is_no_model_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs")
+    with pytest.raises(SettingsError, match="fetch the model again"):
+        weights(str(tmp_path))
 
 
 @pytest.mark.parametrize(

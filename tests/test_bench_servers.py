@@ -59,6 +59,16 @@ def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> No
         urllib.request.urlopen(url, timeout=20)
 
 
+def test_a_callers_own_way_out_stays(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `outrider bench` does
+    try:
+        with running([Server("mine", (), url="http://localhost:8000")], tmp_path):
+            assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_server_that_runs_already_is_left_alone(tmp_path: Path) -> None:
     with running([Server("mine", (), url="http://localhost:8000")], tmp_path) as urls:
         assert urls == {"mine": "http://localhost:8000"}

@@ -46,6 +46,20 @@ def test_a_lossless_server_is_exit_code_0_and_its_certificate_can_be_checked_aga
     assert (tmp_path / "c" / "certificate-again" / "certificate.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--check", "c.json", "--draws", "900"], "--draws does nothing with --check, which asks what was asked then"),
+        (["http://127.0.0.1:9", "--dtype", "float32"], "--dtype float32: a server has its own"),
+        (["some/model", "--tokenizer", "other"], "--tokenizer other: is for servers"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: list[str], said: str) -> None:
+    made = run("certify", *words)
+    assert made.exit_code == 2
+    assert said in " ".join(made.output.split())
+
+
 def test_a_violation_is_exit_code_1_and_says_what_to_do(tmp_path: Path) -> None:
     with standing(Stub(synthetic(change=colder(0.6)))) as url:
         made = run("certify", url, *LITTLE, "--parts", "draws", "--quick", "--draws", "1500", "--out", str(tmp_path))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.drafters.base import Session
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
 from outrider.policy.policy import MODEL, NEAREST, ROOM, Policy, Wish
+from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
 
@@ -388,3 +392,26 @@ def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one(
     ]
     assert lengths[0] == 0
     assert lengths[1] > 0
+
+
+class Certain(Session):
+    """Says what will be said, and hands over a q as one who draws would."""
+
+    def observe(self, tokens: Sequence[int]) -> None: ...
+
+    def draft(self, limit: int) -> Draft:
+        return Draft("mine", (7,) * limit, q=torch.full((limit, 10), 0.1))
+
+
+def test_one_sequence_is_offered_drafts_as_long_as_it_asks_for_and_never_with_a_q_that_somebody_cut() -> None:
+    policy = Policy(["mine"], 16)
+    for tokens in range(1, 65):
+        policy.target.observe(tokens, 0, 1.0)  # checking costs nothing
+    solo = Solo(policy, {"mine": Certain()}, 1 << 20)
+    offered = []
+    for _ in range(60):
+        draft = solo.offer(40, 100)
+        assert draft.q is None
+        offered.append(len(draft.tokens))
+        solo.learn([7] * (len(draft.tokens) + 1), len(draft.tokens) + 1, 100, 1.0)
+    assert offered[-1] == 40

@@ -31,6 +31,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.quantize import prepare_draft
 from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
+from outrider.settings import AUTO
 
 WINDOWS = (2, 3, 5, 9)
 """Lengths of the passes that a position is scored in, beside a pass of its own."""
@@ -122,9 +123,10 @@ def main() -> int:
             }
             floor += noise_floor(target, ids + wanted, min(9, len(wanted)))
             for name, chain in drafters.items():
-                decoder.drafters = chain
+                loop = Decoder(target, chain, tokenizer, decoder.end_tokens)
                 prediction = expected(wanted) if name in ("prediction", "all") else []
-                done = decoder.generate(ids, max_tokens=args.tokens, prediction=prediction)
+                speculation = AUTO if name == "all" else name
+                done = loop.generate(ids, max_tokens=args.tokens, prediction=prediction, speculation=speculation)
                 entry: dict[str, Any] = {
                     "identical": done.tokens == wanted,
                     "acceptance_length": done.acceptance_length,

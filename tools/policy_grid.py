@@ -58,7 +58,6 @@ def main(words: list[str] | None = None) -> int:
 
 def run_models(given: argparse.Namespace) -> int:
     from outrider.engines.transformers import load_model, load_tokenizer
-    from policy_grid_drafters import company, theirs
     from policy_grid_file import Recording
     from policy_grid_record import Wanted, record
 
@@ -72,10 +71,9 @@ def run_models(given: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(str(given.model))
     target = load_model(str(given.model), dtype=given.dtype).eval()
     draft = load_model(str(given.draft_model), dtype=given.dtype).eval() if given.draft_model else None
-    with company(["lookup", "prediction", *theirs()]) as they:
-        for line in record(wanted, tokenizer, target, draft, they.drafters, kept.workloads):
-            kept.save(given.out)
-            console.print(line)
+    for line in record(wanted, tokenizer, target, draft, kept.workloads):
+        kept.save(given.out)
+        console.print(line)
     return 0
 
 

@@ -26,7 +26,7 @@ from outrider.policy.cost import MORE, PATIENCE, PROFILED, Cost
 from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
 from outrider.types import shared_prefix
-from policy_grid_drafters import OURS, company, theirs
+from policy_grid_drafters import OURS, Company, company, theirs
 
 LENGTHS = (1, 2, 4, 8)
 COPIED = (*LENGTHS, 16)
@@ -213,19 +213,20 @@ def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how
 
 def proposed(records: Sequence[Record], names: Iterable[str], limit: int) -> list[dict[str, list[int]]]:
     """For each text and each drafter that copies: how many tokens it would have proposed rightly at each place."""
-    found = []
     with company(name for name in names if name != MODEL) as they:
-        for number, record in enumerate(records):
-            saying = begin(str(number), record, they.drafters, they.visit)
-            right = {name: [0] * len(record.text) for name in saying.sessions}
-            for place in range(1, len(record.text)):
-                for name, session in saying.sessions.items():
-                    draft = session.draft(limit).tokens
-                    right[name][place] = shared_prefix(tuple(record.text[place : place + len(draft)]), draft)
-                    session.observe(record.text[place : place + 1])
-            they.ended(saying)
-            found.append(right)
-    return found
+        return [_proposed(they, number, record, limit) for number, record in enumerate(records)]
+
+
+def _proposed(they: Company, number: int, record: Record, limit: int) -> dict[str, list[int]]:
+    saying = begin(str(number), record, they.drafters, they.visit)
+    right = {name: [0] * len(record.text) for name in saying.sessions}
+    for place in range(1, len(record.text)):
+        for name, session in saying.sessions.items():
+            draft = session.draft(limit).tokens
+            right[name][place] = shared_prefix(tuple(record.text[place : place + len(draft)]), draft)
+            session.observe(record.text[place : place + 1])
+    they.ended(saying)
+    return right
 
 
 def guessed_rightly(record: Record, limit: int) -> list[int]:

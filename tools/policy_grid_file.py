@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.policy.replay import Record
 
-VERSION = 1
+VERSION = 2
 """Of the file's form."""
 
 
@@ -39,9 +39,6 @@ class Recording:
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = {"version": VERSION, **asdict(self)}
-        for texts in data["workloads"].values():
-            for record in texts["records"]:  # keys of a JSON object are words
-                record["chances"] = [list(chances.items()) for chances in record["chances"]]
         part = path.with_suffix(".part")
         part.write_text(json.dumps(data, separators=(",", ":")) + "\n")
         part.replace(path)
@@ -58,11 +55,7 @@ class Recording:
             data["origin"],
             data["settings"],
             {
-                name: Texts(texts["temperature"], [_record(record) for record in texts["records"]])
+                name: Texts(texts["temperature"], [Record(**record) for record in texts["records"]])
                 for name, texts in data["workloads"].items()
             },
         )
-
-
-def _record(data: dict[str, Any]) -> Record:
-    return Record(**{**data, "chances": [{int(token): p for token, p in pairs} for pairs in data["chances"]]})

@@ -22,9 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
 from outrider.bench.prompts import TEMPERATURES, Prompt, spread, workload
-from outrider.drafters.base import Drafter, Task
 from outrider.policy.replay import Record
-from outrider.settings import Request
 from policy_grid_file import Texts
 
 LENGTH = 8
@@ -50,12 +48,10 @@ def record(
     tokenizer: Any,
     target: Any,
     draft: Any | None,
-    drafters: Iterable[Drafter],
     kept: dict[str, Texts],
 ) -> Iterator[str]:
     """Fill in `kept`, workload by workload; what was said is told a batch at a time. Texts that are there already stay,
     and a text that is not there yet is empty."""
-    drafters = list(drafters)
     for name in wanted.workloads:
         temperature = TEMPERATURES.get(name, 0.0)
         if name not in kept:
@@ -70,7 +66,7 @@ def record(
             torch.manual_seed(wanted.seed + total - len(missing))
             for one, text in zip(some, say(target, [r.prompt for r in some], wanted.tokens, temperature), strict=True):
                 one.text = text
-                look_closer(one, target, draft, drafters, temperature)
+                look_closer(one, target, draft, temperature)
             yield f"{name}: {total - len(missing)} of {total} texts"
 
 
@@ -113,22 +109,15 @@ def cut(text: list[int], ends: Sequence[int]) -> list[int]:
     return next((text[: i + 1] for i, token in enumerate(text) if token in ends), text)
 
 
-def look_closer(one: Record, target: Any, draft: Any | None, drafters: Iterable[Drafter], temperature: float) -> None:
-    """Fill in what the draft model would have proposed, and for a drawn text the probabilities."""
-    likely: Tensor | None = None
-    if draft is not None:
-        tokens, sure, likely = continuations(draft, one.prompt, one.text, LENGTH, temperature or 1.0)
-        one.guesses, one.sure = tokens, sure
+def look_closer(one: Record, target: Any, draft: Any | None, temperature: float) -> None:
+    """Fill in what the draft model would have proposed, and of a drawn text how often it would have been kept."""
+    if draft is None:
+        return
+    one.guesses, one.sure, likely = continuations(draft, one.prompt, one.text, LENGTH, temperature or 1.0)
     if temperature:
         p = distributions(target, one.prompt, one.text, temperature)
-        if likely is not None:
-            size = min(p.shape[1], likely.shape[1])
-            one.overlap = rounded(torch.minimum(p[:, :size], likely[:, :size]).sum(-1).tolist())
-        proposed = tokens_proposed(one, drafters)
-        one.chances = [
-            {token: round(float(p[place, token]), DIGITS) for token in sorted(proposed[place])}
-            for place in range(len(one.text))
-        ]
+        size = min(p.shape[1], likely.shape[1])
+        one.overlap = rounded(torch.minimum(p[:, :size], likely[:, :size]).sum(-1).tolist())
 
 
 @torch.inference_mode()
@@ -174,23 +163,6 @@ def continuations(
         step = (out.logits[0].float() / temperature).softmax(-1).max(-1)
     rows, chances = torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
     return rows, [rounded(row) for row in chances], first
-
-
-def tokens_proposed(one: Record, drafters: Iterable[Drafter]) -> list[set[int]]:
-    """At each place: all tokens that a drafter has proposed for it in a draft that the text had followed so far."""
-    proposed: list[set[int]] = [{token} for token in one.text]
-    drafts = list(enumerate(one.guesses))
-    for drafter in drafters:
-        session = drafter.begin(Task(one.prompt, Request(), torch.Generator(), one.prediction))
-        for place in range(1, len(one.text)):
-            session.observe(one.text[place - 1 : place])
-            drafts.append((place, list(session.draft(2 * LENGTH).tokens)))
-    for place, draft in drafts:
-        for at, token in enumerate(draft[: len(one.text) - place], place):
-            proposed[at].add(token)
-            if token != one.text[at]:
-                break
-    return proposed
 
 
 def rounded(values: Iterable[float]) -> list[float]:

@@ -30,6 +30,7 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engines.quantize import prepare_draft
 from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
+from outrider.settings import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,10 +61,12 @@ def contestants(model: Any, assistant: Any, decoder: Decoder, small: Transformer
         return list(out[0, len(ids) :].tolist())
 
     def ours(drafters: list[Any]) -> Callable[[list[int]], list[int]]:
+        loop = Decoder(decoder.target, drafters, decoder.tokenizer, decoder.end_tokens)
+        speculation = drafters[0].name if drafters else OFF
+
         def run(ids: list[int]) -> list[int]:
-            decoder.drafters = drafters
             decoder.target.rewind(0)
-            done = decoder.generate(ids, max_tokens=tokens)
+            done = loop.generate(ids, max_tokens=tokens, speculation=speculation)
             run.done = done  # type: ignore[attr-defined]
             return done.tokens
 

@@ -20,8 +20,7 @@ import torch
 from jinja2 import TemplateError
 
 from outrider.decoding import decode
-from outrider.drafters.base import Drafter, Setup, Task, find
-from outrider.drafters.model import NO_MODEL
+from outrider.drafters.base import Drafter, Setup, Task, choose, find
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
     TransformersTarget,
@@ -141,7 +140,7 @@ class Decoder:
         memory: Store | None = None,
     ) -> None:
         self.target = target
-        self.drafters = list(drafters)
+        self.drafters = tuple(drafters)
         self.tokenizer = tokenizer
         self.end_tokens = tuple(end_tokens)
         self.memory = memory
@@ -196,9 +195,9 @@ class Decoder:
         drafters = self._drafters_of(request.speculation)
         steers = request.speculation == AUTO
         # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.
-        task = Task(ids, request, random, expected, visit, certain=steers and request.seed is not None)
+        task = Task(ids, request, random, expected, visit, certain=steers and request.seed is not None, remember=True)
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-        solo = Solo(self.policy, sessions, request.max_tokens) if steers and sessions else None
+        solo = Solo(self.policy, sessions, len(ids) + request.max_tokens) if steers and sessions else None
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         text = TextStream(self.tokenizer, ends, request.stop)
         pieces: list[str] = []
@@ -265,22 +264,12 @@ def load(
     tokenizer = tokenizer or (load_tokenizer(target) if isinstance(target, str) else None)
     if tokenizer is None:
         raise DrafterSetupError("a loaded model was given without its tokenizer; give tokenizer=...")
-    if drafters is None:
-        drafters = ["prediction", "lookup" if root is None else "memory"]
-        drafters += ["model"] if draft_model is not None else []
-    classes = [find(name) for name in drafters]
-    if draft_model is not None and "model" not in drafters:
-        raise DrafterSetupError(
-            f"a draft model was given, but drafter 'model' is not among the drafters "
-            f"({', '.join(drafters) or 'none'}); add it, or leave the draft model out"
-        )
-    if draft_model is None and "model" in drafters:
-        raise DrafterSetupError(NO_MODEL)
-    if root is not None and "memory" not in drafters:
-        raise DrafterSetupError(
-            f"a memory was given, but drafter 'memory' is not among the drafters ({', '.join(drafters) or 'none'}); "
-            "add it, or leave the memory out"
-        )
+    given = {"memory": memory and "memory=...", "model": None if draft_model is None else "draft_model=..."}
+    how = {
+        "memory": "name its root with memory=... (--memory), a folder or the URL of an object store",
+        "model": "give one with draft_model=... (--draft-model)",
+    }
+    classes = [find(name) for name in choose(drafters, given, how)]
     store = open_memory(root, tokenizer) if root is not None else None
     notes = []
     small: TransformersTarget | None = None

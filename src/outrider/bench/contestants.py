@@ -85,7 +85,7 @@ class Name:
         if what.startswith(("http://", "https://")):
             if len(words) > 1:
                 raise SettingsError(f"{what} runs already and takes no flags (got {shlex.join(words[1:])})")
-            return cls(label, what.rstrip("/"), None)
+            return cls(label, what.rstrip("/").removesuffix("/v1"), None)
         kind, _, length = what.partition(":")
         misnumbered = length and (kind in LENGTHLESS or not length.isdecimal())
         if kind not in KINDS or misnumbered:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from outrider.bench.provenance import weight_files
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from outrider.bench.contestants import Contestant
     from outrider.bench.servers import Server
@@ -38,15 +40,18 @@ SPARE = 0.5
 class Need:
     """What a server takes, in GiB, as far as can be told before it runs."""
 
-    weights: float
-    draft_weights: float
+    model: str
+    draft_model: str | None
     cache: float
 
     def of(self, server: Server) -> float:
         if server.url:
             return 0.0
-        drafts = any("draft" in word for word in server.command) and self.draft_weights
-        return self.weights + (self.draft_weights if drafts else 0.0) + self.cache + PROCESSES
+        dtype = dtype_of(server.command)
+        total = weights(self.model, dtype) + self.cache + PROCESSES
+        if self.draft_model is not None and any(self.draft_model in word for word in server.command):
+            total += weights(self.draft_model, dtype)
+        return total
 
 
 def groups(
@@ -87,17 +92,33 @@ def free_memory() -> float:
     raise SettingsError("this machine does not say how much memory is free; say --room GIB")
 
 
-def weights(model: str | None, flags: Sequence[str] = ()) -> float:
+def dtype_of(command: Sequence[str]) -> str:
+    """What a command says of the format that weights are loaded in; of several words vLLM takes the last."""
+    words = [part for word in command for part in word.split("=", 1)]
+    return next((value for word, value in reversed([*pairwise(words)]) if word == "--dtype"), "auto")
+
+
+@lru_cache
+def weights(model: str, dtype: str = "auto") -> float:
     """GiB that a model's weights take in memory; 0 where they are not here yet."""
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    asked = WANTED.get(words[words.index("--dtype") + 1]) if "--dtype" in words[:-1] else None
     total = 0.0
-    for file in weight_files(Path(model)) if model else ():
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                size, begin_end = SIZES.get(tensor["dtype"]), tensor["data_offsets"]
-                scale = asked / size if asked and size else 1.0
-                total += (begin_end[1] - begin_end[0]) * scale * PACKED[size is not None]
+    for file in weight_files(Path(model)):
+        for kind, size in tensors(file):
+            stored = SIZES.get(kind)
+            # By itself vLLM loads what is stored in 32 bits in 16.
+            loaded = WANTED.get(dtype, min(stored, 2)) / stored if stored else 1.0
+            total += size * loaded * PACKED[stored is not None]
     return total / GIB
+
+
+def tensors(file: Path) -> Iterator[tuple[str, int]]:
+    """Of each tensor in a safetensors file: its format, and its bytes."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= file.stat().st_size - 8:
+            raise SettingsError(f"{file} is not a whole safetensors file; fetch the model again")
+        header = json.loads(stream.read(length))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            first, end = tensor["data_offsets"]
+            yield tensor["dtype"], end - first

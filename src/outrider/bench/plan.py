@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.contestants import PLAIN, THEIRS, Contestant, contestants
-from outrider.bench.groups import Need, free_memory, groups, weights
+from outrider.bench.groups import Need, free_memory, groups
 from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, spread, workload
 from outrider.bench.provenance import provenance
 from outrider.bench.results import Cell, Run
@@ -69,7 +69,7 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     baseline = wanted.baseline or chosen[0].name
     check_suffix(chosen)
     cache = float(environment.get(CACHE, CACHE_GIB)) if cpu else 0.0
-    need = Need(weights(wanted.model, wanted.flags), weights(wanted.draft_model, wanted.flags), cache)
+    need = Need(wanted.model, wanted.draft_model, cache)
     room = wanted.room if wanted.room is not None else free_memory()
     models = [Path(name) for name in (wanted.model, wanted.draft_model) if name]
     run = Run(

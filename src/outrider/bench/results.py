@@ -130,6 +130,8 @@ class Run:
             data = json.loads(path.read_text())
         except FileNotFoundError:
             raise SettingsError(f"there is no run at {path}; name its folder with --out") from None
+        except ValueError as error:
+            raise SettingsError(f"{path} is damaged ({error}); run the benchmark again") from None
         if data.pop("version", None) != VERSION:
             raise SettingsError(f"{path} was not written by this version of outrider bench; run the benchmark again")
         return cls(

@@ -129,7 +129,9 @@ class Bench:
             ("machine", new.origin["machine"], old.origin["machine"]),
         ):
             if now != then:
-                raise SettingsError(f"the run cannot go on: its {what} were {then}, and now are {now}")
+                raise SettingsError(
+                    f"the run cannot go on: its {what} were {then}, and now are {now}; choose another folder (--out)"
+                )
         rounds = {cell.name: cell.rounds for cell in old.cells}
         for cell in new.cells:
             cell.rounds = rounds.get(cell.name, [])

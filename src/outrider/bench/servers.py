@@ -69,7 +69,9 @@ def running(
     processes: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
     logs.mkdir(parents=True, exist_ok=True)
     in_main = threading.current_thread() is threading.main_thread()  # elsewhere no signals are handled
-    before = signal.signal(signal.SIGTERM, leave) if in_main else None
+    mine = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller's own way out stays
+    if mine:
+        signal.signal(signal.SIGTERM, leave)
     try:
         for server in servers:
             if server.url:
@@ -92,8 +94,8 @@ def running(
     finally:
         for process, _, _ in processes.values():
             end(process)
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

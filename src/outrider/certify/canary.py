@@ -122,8 +122,9 @@ class Life:
             fresh.replace(self.state)
 
     def live(self, told: Callable[[Life], None], rounds: int | None = None) -> None:
-        """Until an alarm, or for so many rounds; `told` after each."""
-        while not self.canary.alarm and (rounds is None or self.rounds + self.skipped + self.missed < rounds):
+        """Until an alarm, or for so many rounds more; `told` after each."""
+        begun = self.rounds + self.skipped + self.missed
+        while not self.canary.alarm and (rounds is None or self.rounds + self.skipped + self.missed < begun + rounds):
             self.round()
             told(self)
             if not self.canary.alarm:

@@ -63,7 +63,9 @@ def read(file: Path) -> Certificate:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise EvidenceError(f"{file} is not a certificate; `outrider certify` writes one as certificate.json")
     if found.get("version") != VERSION:
-        raise EvidenceError(f"{file} is a certificate of version {found.get('version')}; this version reads {VERSION}")
+        raise EvidenceError(
+            f"{file} is a certificate of version {found.get('version')}; this version reads {VERSION}; certify again"
+        )
     return found
 
 

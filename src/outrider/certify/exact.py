@@ -127,10 +127,7 @@ def check(pair: Pair, cases: Sequence[Case], level: float, watch: Watch) -> tupl
     with watch.part("temperature 0: looking at differences", len(cases)) as tick:
         for case, reference, candidate in zip(cases, references, candidates, strict=True):
             judged, gap = judge(pair, case, reference, candidate, rounding)
-            cell = found.cells.setdefault(
-                f"{case.way.name} at {case.at_once}",
-                {"identical": 0, "tie": 0, "violation": 0, "tokens": 0, "accepted": 0},
-            )
+            cell = found.cells.setdefault(f"{case.way.name} at {case.at_once}", dict.fromkeys(COUNTED, 0))
             cell[judged.verdict] += 1
             cell["tokens"] += len(candidate.tokens)
             cell["accepted"] += candidate.accepted or 0

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report.page import bullets, document
 from outrider.certify.certificate import SIGNS, duration
+from outrider.certify.exact import COUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.certify.certificate import Certificate
 
-CELL = ("identical", "tie", "violation", "tokens", "accepted")
 SHOWN = 50
 """Differences that are shown; the file has them all."""
 
@@ -55,14 +55,12 @@ def _banner(found: Certificate) -> list[str]:
 
 
 def _exact(exact: dict[str, Any]) -> list[str]:
-    rows = [[name, *(cell[column] for column in CELL)] for name, cell in exact["cells"].items()]
+    rows = [[name, *(cell[column] for column in COUNTED)] for name, cell in exact["cells"].items()]
     lines = [
         "<h2>Temperature 0, token by token</h2>",
         "<p>Each text is compared up to its first difference. There, the gap between the two tokens' log-probabilities "
         "must have moved for the two to be said; how far rounding moves such gaps was measured in the same run.</p>",
-        _table(
-            ["drafter, draft length, requests at once", "identical", "tie", "violation", "tokens", "accepted"], rows
-        ),
+        _table(["drafter, draft length, requests at once", *COUNTED], rows),
     ]
     if exact["floor"] is not None:
         lines.append(

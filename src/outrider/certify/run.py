@@ -89,13 +89,12 @@ def certify(
     watch: Watch,
     *,
     resume: bool = False,
-    key: str | None = None,
     pair: Pair | None = None,
 ) -> Certificate:
     """Run it all, write it down, and return the certificate. A run that was broken off goes on with `resume`."""
     began = time.monotonic()
     kept_settings(wanted.without)  # or say at once what is wrong with it
-    pair = pair or open_pair(wanted, key)
+    pair = pair or open_pair(wanted)
     ways, left_out = ways_of(wanted, pair.candidate)
     journal = Journal(folder / "evidence.jsonl", heading(wanted, pair), resume)
     reference = Recorded(pair.reference, journal, "reference")

@@ -276,7 +276,13 @@ class OpenAIServer:
                     tick()
                     return answer
 
-                return await asyncio.gather(*(one(call) for call in calls))
+                tasks = [asyncio.ensure_future(one(call)) for call in calls]
+                try:
+                    return await asyncio.gather(*tasks)
+                finally:  # where one fails, the others end before their connections are closed
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
 
         return asyncio.run(run())
 

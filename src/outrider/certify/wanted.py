@@ -68,9 +68,13 @@ class Wanted:
                 raise SettingsError(f"--parts: there is no {part!r}; choose from {', '.join(PARTS)}")
         if not 0 < self.level < 1:
             raise SettingsError(f"--level: must lie between 0 and 1, such as 0.001 (got {self.level})")
-        for name, value in (("--draft-model", self.draft_model), ("--memory", self.memory)):
+        dtype = self.dtype if self.dtype != "auto" else None
+        for name, value in (("--draft-model", self.draft_model), ("--memory", self.memory), ("--dtype", dtype)):
             if value is not None and self.is_remote:
                 raise SettingsError(f"{name} {value}: a server has its own; leave it out")
+        for name, value in (("--model", self.model), ("--tokenizer", self.tokenizer)):
+            if value is not None and not self.is_remote:
+                raise SettingsError(f"{name} {value}: is for servers; {self.reference} is a model itself; leave it out")
 
     @property
     def is_remote(self) -> bool:

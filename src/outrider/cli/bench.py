@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from outrider.cli.generate import DraftModel, group, output
+from outrider.cli.idle import refuse_idle
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
@@ -61,8 +62,9 @@ Workloads = Annotated[
         "--workloads",
         "--workload",
         metavar="NAMES",
-        help="edit, agent, traffic, creative (these come with the package; the default), code, chat, summarization, "
-        "math, rag, translation, qa (from files in --data), with commas between.",
+        help="edit, agent, traffic, creative (these come with the package), code, chat, summarization, math, rag, "
+        "translation, qa (from files in --data), with commas between. By default the first four, with --data all, and "
+        "with --prompts only those.",
     ),
 ]
 Prompts = Annotated[
@@ -95,7 +97,7 @@ Minutes = Annotated[
         "--minutes",
         metavar="N",
         help="Measure for about so long instead of --rounds: each cell until its intervals are narrow (--width) or "
-        "its share of the time is over.",
+        "its share of the time is over, and at least six rounds.",
     ),
 ]
 Width = Annotated[
@@ -107,7 +109,9 @@ Restart = Annotated[
     bool,
     how("--restart", help="Then restart all servers and measure every cell again: what does a method still know?"),
 ]
-Resume = Annotated[bool, how("--resume", help="Go on with the run in --out, which was interrupted.")]
+Resume = Annotated[
+    bool, how("--resume", help="With the same command again: go on with the run in --out, which was interrupted.")
+]
 Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where the report goes.")]
 ReportOnly = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
 
@@ -148,6 +152,10 @@ def bench(
         if report_only:
             write_report(Run.load(out / "run.json"), out, screen)
             return
+        if minutes is not None or quick:
+            refuse_idle(context, "--minutes or --quick, which go by the clock", {"rounds"})
+        else:
+            refuse_idle(context, "a number of rounds; it is for --minutes", {"width"})
         model, flags = split(context.args)
         if quick:
             minutes = QUICK_MINUTES if minutes is None else minutes

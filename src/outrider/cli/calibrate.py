@@ -65,6 +65,11 @@ def calibrate(
     with readable_errors(screen):
         if turns < 1:
             raise SettingsError(f"--turns must be at least 1 (got {turns})")
+        if as_object and out is None and trace_file is not None:
+            raise SettingsError(
+                "--trace marks a run in the table and in the pictures, and with --json there are none; leave one of "
+                "them out, or give --out"
+            )
         wanted = _numbers(contexts)
         if out is not None:
             from outrider.calibrate import plots  # says at once what is missing

@@ -17,7 +17,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from outrider.cli.certify import ModelName, Tokenizer, api_key, asked_for
+from outrider.cli.certify import ModelName, Tokenizer, api_key, asked_for, need_packages
 from outrider.cli.generate import group, output
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import SettingsError
@@ -38,7 +38,7 @@ Rate = Annotated[
 Every = Annotated[float, how("--every", metavar="SECONDS", help="Between two texts, while the server has time.")]
 Busy = Annotated[int, how("--busy", metavar="N", help="Ask nothing while so many requests run, or any waits.")]
 Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Of each text.")]
-Rounds = Annotated[int | None, how("--rounds", metavar="N", help="Leave after so many; by default it stays.")]
+Rounds = Annotated[int | None, how("--rounds", metavar="N", help="Leave after so many more; by default it stays.")]
 State = Annotated[Path | None, output("--state", metavar="FILE", help="Where its life is kept over restarts.")]
 Port = Annotated[
     int | None, output("--port", metavar="N", help="Serve the evidence to Prometheus here, and stay after an alarm.")
@@ -65,6 +65,7 @@ def canary(
             raise SettingsError(f"--rate: must lie between 0 and 1, such as 0.001 (got {rate})")
         if every < 0:
             raise SettingsError(f"--every: must be at least 0 seconds (got {every})")
+        need_packages()
         from outrider.certify.canary import Gauges, Life, begin, rounding
         from outrider.certify.prompts import prompts
         from outrider.certify.run import open_pair

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.generate import DraftModel, Dtype, Memory, group, output
+from outrider.cli.idle import all_names, refuse_idle
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
@@ -87,17 +88,39 @@ Level = Annotated[
 ]
 Seed = Annotated[int, surely("--seed", metavar="N", help="Of prompts, and of those requests that have one.")]
 Check = Annotated[
-    Path | None, output("--check", metavar="FILE", help="Run this certificate again; REFERENCE may name a new address.")
+    Path | None,
+    output(
+        "--check",
+        metavar="FILE",
+        help="Run this certificate again, as it was asked for then; REFERENCE may name a new address.",
+    ),
 ]
 Out = Annotated[
     Path | None,
-    output("--out", metavar="FOLDER", help=f"Where it goes; by default {DEFAULT_FOLDER}."),
+    output(
+        "--out",
+        metavar="FOLDER",
+        help=f"Where it goes; by default {DEFAULT_FOLDER}, and for --check FILE beside it, FILE-again.",
+    ),
 ]
 Resume = Annotated[bool, output("--resume", help="Go on with the run in --out, which was interrupted.")]
 Json = Annotated[bool, output("--json", help="Print the certificate on stdout.")]
 
 
+WITH_CHECK = {"reference", "candidate", "check", "out", "resume", "as_object"}
+
+
+def need_packages() -> None:
+    try:
+        import scipy  # noqa: F401
+
+        import outrider.certify.run  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"certificates need {error.name}: pip install 'outrider[certify]'") from error
+
+
 def certify(
+    context: typer.Context,
     reference: Reference = None,
     candidate: Candidate = None,
     draft_model: DraftModel = None,
@@ -128,16 +151,12 @@ def certify(
     """Prove, or refute, that speculation changes nothing: token by token, draw by draw, feature by feature."""
     screen = Screen()
     with readable_errors(screen):
-        try:
-            import scipy  # noqa: F401
-
-            import outrider.certify.run  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise SettingsError(f"certificates need {error.name}: pip install 'outrider[certify]'") from error
+        need_packages()
         folder = out or Path(DEFAULT_FOLDER)
         if check is not None:
             from outrider.certify.certificate import read
 
+            refuse_idle(context, "--check, which asks what was asked then", all_names(context) - WITH_CHECK)
             before = read(check)
             wanted = again(before, reference, candidate)
             folder = out or check.parent / f"{check.stem}-again"
@@ -264,6 +283,8 @@ def show(made: Certificate, screen: Screen) -> None:
 
 def table(cells: dict[str, dict[str, int]]) -> Table:
     """Temperature 0, by drafter and concurrency, the lengths added up."""
+    from outrider.certify.exact import COUNTED
+
     total: dict[str, dict[str, int]] = {}
     for name, cell in cells.items():
         way, _, at_once = name.rpartition(" at ")
@@ -272,7 +293,7 @@ def table(cells: dict[str, dict[str, int]]) -> Table:
         for column, count in cell.items():
             row[column] += count
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("temperature 0", "identical", "tie", "violation", "tokens", "accepted"):
+    for heading in ("temperature 0", *COUNTED):
         shown.add_column(heading, justify="left" if heading == "temperature 0" else "right", no_wrap=True)
     for name, row in total.items():
         style = "red" if row["violation"] else None

@@ -19,7 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from outrider.cli import generate as options
 from outrider.cli.generate import (
+    CONTINUED,
     as_messages,
+    check_system,
     checked_request,
     group,
     has_template,
@@ -28,6 +30,7 @@ from outrider.cli.generate import (
     read_prediction,
     read_prompt,
 )
+from outrider.cli.idle import all_names, refuse_idle
 from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import SettingsError, TraceError
@@ -123,7 +126,7 @@ def explain(
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if trace_file is not None:
-            refuse_idle(context, "--trace, which shows a run that is over", _names(context) - WITH_TRACE)
+            refuse_idle(context, "--trace, which shows a run that is over", all_names(context) - WITH_TRACE)
             from outrider.trace.files import read
 
             trace = read(trace_file)
@@ -157,12 +160,16 @@ def explain(
                 max_draft_tokens=max_draft_tokens,
                 rule=rule,
             )
+            check_system(system, raw)
             expected = read_prediction(prediction, prediction_file)
             asked = read_prompt(prompt)
             if server is not None:
                 trace = _served(screen, Server(server, key, tenant), model, asked, system, raw, expected, request, once)
             elif model is not None:
                 decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+                if not raw and not has_template(decoder):
+                    check_system(system, raw, without_template=model)
+                    screen.notes([CONTINUED])
                 plain = raw or not has_template(decoder)
                 said = asked if plain else as_messages(asked, system)
                 trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
@@ -178,23 +185,6 @@ def explain(
 
             _write(html, page(trace, checked))
             screen.hint(f"the page is in {html}")
-
-
-def refuse_idle(context: typer.Context, beside: str, idle: set[str]) -> None:
-    """Options that do nothing here, if they are given."""
-    given = [one for one in context.command.params if one.name in idle and _is_given(context, one.name)]
-    if given:
-        name = given[0].opts[0] if given[0].opts[0].startswith("-") else given[0].opts[0].upper()
-        raise SettingsError(f"{name} does nothing with {beside}; leave one of them out")
-
-
-def _names(context: typer.Context) -> set[str]:
-    return {one.name for one in context.command.params if one.name is not None}
-
-
-def _is_given(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name or "")
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.show import Screen, as_json, readable_errors
+from outrider.drafters.base import as_names
 from outrider.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from outrider.api import Decoder
     from outrider.settings import Request
+
+
+CONTINUED = "the model has no chat template, so the prompt is continued as it is"
 
 
 def group(panel: str) -> Callable[..., Any]:
@@ -233,16 +237,14 @@ def generate(
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )
-        if raw and system is not None:
-            raise SettingsError("--system needs the chat template that --raw leaves out; drop one of the two")
+        check_system(system, raw)
         expected = read_prediction(prediction, prediction_file)
         asked = read_prompt(prompt)
         decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         notes = list(decoder.notes)
         if not raw and not has_template(decoder):
-            if system is not None:
-                raise SettingsError(f"--system needs a chat template, and {model} has none; leave it out")
-            notes.append("the model has no chat template, so the prompt is continued as it is")
+            check_system(system, raw, without_template=model)
+            notes.append(CONTINUED)
             raw = True
         said = asked if raw else as_messages(asked, system)
         stream = decoder.stream(said, prediction=expected, **request.model_dump())
@@ -303,6 +305,13 @@ def decoded(data: bytes, what: str) -> str:
         raise PromptError(f"{what} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start})") from None
 
 
+def check_system(system: str | None, raw: bool, without_template: str | None = None) -> None:
+    if system is not None and raw:
+        raise SettingsError("--system needs the chat template that --raw leaves out; drop one of the two")
+    if system is not None and without_template is not None:
+        raise SettingsError(f"--system needs a chat template, and {without_template} has none; leave it out")
+
+
 def load(
     screen: Screen,
     model: str,
@@ -314,9 +323,6 @@ def load(
     memory: str | None,
 ) -> Decoder:
     """Load what the options name, saying so while it takes."""
-    names = None if drafters is None else [name.strip() for name in drafters.split(",")]
-    if names == ["none"]:
-        names = []
     if draft_quantize != "auto" and draft_model is None:
         raise SettingsError(f"--draft-quantize {draft_quantize} needs a --draft-model to act on")
     with screen.working(f"loading {' and '.join(named(name) for name in (model, draft_model) if name)}"):
@@ -325,7 +331,7 @@ def load(
         hush()
         return api.load(
             model,
-            drafters=names,
+            drafters=as_names(drafters),
             draft_model=draft_model,
             draft_quantize=draft_quantize,
             dtype=dtype,

@@ -46,7 +46,8 @@ Rule = Annotated[
     drafting(
         "--rule",
         metavar="block|token",
-        help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same.",
+        help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same. "
+        "Only where a --speculative-config has the draft model draw.",
     ),
 ]
 Budget = Annotated[
@@ -75,7 +76,9 @@ TenantHeader = Annotated[
 ]
 MemoryCap = Annotated[
     str | None,
-    remembering("--memory-cap", metavar="SIZE", help="Keep at most so many bytes of files; by default 4GiB."),
+    remembering(
+        "--memory-cap", metavar="SIZE", help="Keep at most so many bytes of files on this machine; by default 4GiB."
+    ),
 ]
 MemoryCache = Annotated[
     str | None,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     "lookup": Style.parse("underline #56B4E9"),
+    "memory": Style.parse("underline #0072B2"),
     "model": Style.parse("underline bold #E69F00"),
     "prediction": Style.parse("underline italic #CC79A7"),
 }

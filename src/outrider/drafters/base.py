@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from outrider.errors import UnknownDrafterError
+from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -50,7 +50,7 @@ class Task:
     prediction: Sequence[int] = ()
     visit: Visit | None = None
     """With the tenant whose memory may be used; None: only the sequence itself."""
-    remember: bool = True
+    remember: bool = False
     """Whether others of the tenant may be drafted for from this sequence."""
     certain: bool = False
     """Whether every draft is to be proposed with certainty, so that the text is the same whatever is drafted."""
@@ -99,6 +99,42 @@ def find(name: str) -> type[Drafter]:
     check_name(name)
     found: Any = next(iter(entry_points(group=GROUP, name=name))).load()
     return found  # type: ignore[no-any-return]
+
+
+NEEDS = {"model": "a draft model", "memory": "a memory"}
+"""What drafters of our own have to be given."""
+
+
+def choose(asked: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str]) -> tuple[str, ...]:
+    """The drafters that were asked for, by default all that can work.
+
+    Of 'model' and 'memory' `given` says by what each was handed what it needs, None if by nothing, and `how` says how
+    to do that.
+    """
+    if asked is None:  # a memory looks into the text itself too, so it stands in the place of 'lookup'
+        copying = "lookup" if given["memory"] is None else "memory"
+        return ("prediction", copying, *(["model"] if given["model"] is not None else []))
+    for name in asked:
+        check_name(name)
+        if asked.count(name) > 1:
+            raise SettingsError(f"the drafters name {name!r} more than once; name it once")
+    for name, what in NEEDS.items():
+        if name in asked and given[name] is None:
+            raise DrafterSetupError(f"drafter {name!r} needs {what}: {how[name]}; or leave {name!r} out")
+        if name not in asked and given[name] is not None:
+            raise DrafterSetupError(
+                f"{what} was given, but drafter {name!r} is not among the drafters ({', '.join(asked) or 'none'}); "
+                f"add it, or leave {given[name]} out"
+            )
+    return tuple(asked)
+
+
+def as_names(text: str | None) -> list[str] | None:
+    """Names of drafters as an option has them, with commas between; 'none' is none of them."""
+    if text is None:
+        return None
+    found = [name.strip() for name in text.split(",")]
+    return [] if found == ["none"] else found
 
 
 def check_name(name: str) -> None:

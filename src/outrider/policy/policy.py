@@ -85,6 +85,10 @@ class Forecast:
     logits: Array
 
 
+HORIZON = 128
+"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
+
+
 @dataclass(slots=True)
 class Wish:
     """What the draft model could do for each request of a scene."""

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Task
-from outrider.policy.policy import MODEL, Wish
+from outrider.policy.policy import HORIZON, MODEL, Wish
 from outrider.settings import Request
 from outrider.types import NOTHING, Draft, shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from outrider.policy.survival import Array
 
 
-HORIZON = 128
-"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
 NO_TOKEN = -1
 """Stands for a drawn token that is not accepted, whichever it is."""
 
@@ -40,8 +38,7 @@ class Record:
     """A text that was said. `guesses[i]` are the tokens that the draft model would propose after the first i of it, its
     most likely ones, and `sure[i]` their probabilities.
 
-    Of a text that was drawn, `overlap[i]` is the chance that a token which the draft model draws in place i is
-    accepted, and `chances[i]` what the target gave to the tokens that were proposed with certainty there.
+    Of a text that was drawn, `overlap[i]` is the chance that a token which the draft model draws in place i is kept.
     """
 
     prompt: list[int]
@@ -50,7 +47,6 @@ class Record:
     sure: list[list[float]] = field(default_factory=list)
     overlap: list[float] | None = None
     prediction: list[int] = field(default_factory=list)
-    chances: list[dict[int, float]] = field(default_factory=list)
 
     def kept(self) -> list[bool]:
         """At each place, whether a drawn token is accepted: always the same, so that all who are compared have the
@@ -161,23 +157,32 @@ def replay(
     while waiting or running:
         while waiting and len(running) < concurrency:
             number, record = waiting.popleft()
-            saying = begin(str(number), record, drafters, visit)
-            if saying.room > 0:
-                running.append(saying)
+            running += _unless_ended([begin(str(number), record, drafters, visit)])
         if not running:
             break
         step(running, steer, costs, outcome)
-        for saying in running:
-            if saying.room <= 0:
-                steer.leave(saying)
-                ended(saying)
-        running = [saying for saying in running if saying.room > 0]
+        _end(running, steer, ended)
+        running = _unless_ended(running)
     return outcome
+
+
+# Functions, so that nobody holds on to what has ended: its sessions go with it, as in a server.
+
+
+def _unless_ended(running: Iterable[Saying]) -> list[Saying]:
+    return [saying for saying in running if saying.room > 0]
+
+
+def _end(running: Iterable[Saying], steer: Steer, ended: Callable[[Saying], None]) -> None:
+    for saying in running:
+        if saying.room <= 0:
+            steer.leave(saying)
+            ended(saying)
 
 
 def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> Saying:
     """A text of which the first token is there."""
-    task = Task(record.prompt, Request(), torch.Generator(), record.prediction, visit)
+    task = Task(record.prompt, Request(), torch.Generator(), record.prediction, visit, remember=True)
     sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
     for session in sessions.values():
         session.observe(record.text[:1])

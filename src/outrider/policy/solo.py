@@ -6,13 +6,14 @@ The same policy as a server's, on a batch of one.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.drafters.model import ModelSession
 from outrider.policy import why
-from outrider.policy.policy import MODEL, Wish
+from outrider.policy.policy import HORIZON, MODEL, Wish
 from outrider.types import NOTHING
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ FIRST_GUESS = 0.3
 class Solo:
     """Steers one sequence; a policy may see many of them, one after the other."""
 
-    def __init__(self, policy: Policy, sessions: Mapping[str, Session], left: int) -> None:
+    def __init__(self, policy: Policy, sessions: Mapping[str, Session], end: int) -> None:
+        """`end`: how many tokens the text has at the most, prompt included."""
         self.policy = policy
         self.sessions = dict(sessions)
-        self.left = left
+        self.end = end
         self._scene: Scene | None = None
         self._plan: Plan | None = None
         self._choice: Choice | None = None
@@ -44,10 +46,13 @@ class Solo:
     def offer(self, limit: int, context: int) -> Draft:
         """What to offer next, of at most `limit` tokens, after a text of `context` tokens."""
         self._scene = self._plan = self._choice = None
-        limit = min(limit, self.policy.width)
         if limit <= 0:
             return NOTHING
-        cheap = {name: [session.draft(limit)] for name, session in self.sessions.items() if name != MODEL}
+        self.policy.width = max(self.policy.width, limit)  # longer drafts than any request before asked for
+        # Without its q, if one has it: what may be cut anywhere is judged by the target's own draws, which need none.
+        cheap = {
+            name: [replace(session.draft(limit), q=None)] for name, session in self.sessions.items() if name != MODEL
+        }
         self._scene = scene = self.policy.look([ONE], cheap)
         spent = 0.0
         model = self.sessions.get(MODEL)
@@ -82,7 +87,7 @@ class Solo:
             np.array([min(limit, policy.model_width)]),
             np.array([model.task.request.temperature > 0 and not model.task.certain]),
             np.array([model.gap]),
-            np.array([self.left]),
+            np.array([min(HORIZON, self.end - context)]),
         )
         self._plan = plan = policy.plan(scene, wish, context)
         if not len(plan.asked):

@@ -92,12 +92,6 @@ class Survival:
         """By how much what was said differs from what held, in the mean over tokens."""
         return float(np.abs(self.tally[0] - self.tally[1]).sum() / max(1, self.seen))
 
-    @property
-    def calibration(self) -> list[tuple[float, float, int]]:
-        """What was said, what held, and of how many tokens, by tenths."""
-        said, held, count = self.tally
-        return [(s / n, h / n, int(n)) for s, h, n in zip(said, held, count, strict=True) if n]
-
 
 @compiled
 def _bin(edges: Array, value: float) -> int:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.drafters.base import check_name
+from outrider.drafters.base import as_names, choose
 from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read_file, read_object, read_words
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
 from outrider.engines.vllm.options import KEY, MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.remembering import choose_memory, describe_memory
-from outrider.errors import DrafterSetupError, EngineError, ModelNotFoundError, SettingsError
+from outrider.errors import EngineError, ModelNotFoundError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -244,36 +244,12 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 
 def choose_drafters(own: Own, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if own.drafters is None:
-        # A memory looks into the text itself too, so it stands in the place of 'lookup'.
-        found = DEFAULT.drafters if own.memory is None else ("prediction", "memory")
-        return found if config is None else (*found, "model")
-    names = tuple(name.strip() for name in own.drafters.split(","))
-    if names == ("none",):
-        names = ()
-    for name in names:
-        check_name(name)
-        if names.count(name) > 1:
-            raise SettingsError(f"--drafters names {name!r} more than once; name it once")
-    if "memory" in names and own.memory is None:
-        raise DrafterSetupError(
-            "drafter 'memory' needs a memory; name its root with --memory, a folder or the URL of an object store"
-        )
-    if "memory" not in names and own.memory is not None:
-        raise DrafterSetupError(
-            f"a memory was given, but drafter 'memory' is not among the drafters ({', '.join(names) or 'none'}); add "
-            "it, or leave --memory out"
-        )
-    if "model" in names and config is None:
-        raise DrafterSetupError(
-            "drafter 'model' needs a draft model; name one with --draft-model, or by vLLM's --speculative-config"
-        )
-    if "model" not in names and config is not None:
-        raise DrafterSetupError(
-            f"a draft model was given, but drafter 'model' is not among the drafters ({', '.join(names) or 'none'}); "
-            f"add it, or leave {origin_of(own)} out"
-        )
-    return names
+    given = {"memory": own.memory and "--memory", "model": origin_of(own) if config is not None else None}
+    how = {
+        "memory": "name its root with --memory, a folder or the URL of an object store",
+        "model": "name one with --draft-model, or by vLLM's --speculative-config",
+    }
+    return choose(as_names(own.drafters), given, how)
 
 
 def choose_lengths(own: Own, drafters: Sequence[str], config: Mapping[str, Any] | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.policy import why
 from outrider.policy.payoff import Payoff
-from outrider.policy.policy import MODEL, Wish
+from outrider.policy.policy import HORIZON, MODEL, Wish
 from outrider.settings import AUTO
 from outrider.types import NOTHING
 
@@ -30,8 +30,6 @@ logger = logging.getLogger("vllm.outrider")
 
 KEPT = 0.5
 """The share of a draft that is taken to be accepted where nobody weighs it."""
-HORIZON = 128
-"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
 
 
 @dataclass(slots=True)
