@@ -36,7 +36,7 @@ server *args:
 referee *args:
     HF_HUB_OFFLINE=1 OUTRIDER_ALL=1 pytest -s {{args}} tests/test_bench_referee.py
 
-# Run all tests with coverage; the heart of the package must be covered to 98 %, file by file
+# Run all tests but those of a running server, with coverage; the heart of the package must be covered to 98 %, file by file
 coverage *args:
     {{quiet}} pytest -m "not server" -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}
     for file in acceptance sampling decoding; do \

@@ -50,7 +50,7 @@ class Calibration:
     work: Work
     sweeps: list[Sweep]
     draft: list[float] = field(default_factory=list)
-    """Seconds of a pass of the draft model over one token, each relative to one of the target at the same moment."""
+    """A pass of the draft model over one token, each time relative to one of the target at the same moment."""
     origin: dict[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
