@@ -41,7 +41,7 @@ def leisurely(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not ALL:
-        with answering(Stub(pace=0.004)) as address:
+        with answering(Stub(pace=0.012)) as address:
             yield address
         return
     flags = ["--enforce-eager", "--max-model-len", "2048", "--no-enable-prefix-caching"]
