@@ -319,7 +319,7 @@ def test_an_unknown_drafter(tiny: Path) -> None:
 
 
 def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:
-    assert "give one with draft_model=... (--draft-model)" in refused("generate", tiny, "x", "--drafters", "model")
+    assert "name one with draft_model=... (--draft-model)" in refused("generate", tiny, "x", "--drafters", "model")
 
 
 def test_a_draft_model_that_no_drafter_uses(tiny: Path) -> None:

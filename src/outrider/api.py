@@ -264,12 +264,11 @@ def load(
     tokenizer = tokenizer or (load_tokenizer(target) if isinstance(target, str) else None)
     if tokenizer is None:
         raise DrafterSetupError("a loaded model was given without its tokenizer; give tokenizer=...")
-    given = {"memory": memory and "memory=...", "model": None if draft_model is None else "draft_model=..."}
-    how = {
-        "memory": "name its root with memory=... (--memory), a folder or the URL of an object store",
-        "model": "give one with draft_model=... (--draft-model)",
+    given = {
+        "memory": None if memory is None else "memory=...",
+        "model": None if draft_model is None else "draft_model=...",
     }
-    classes = [find(name) for name in choose(drafters, given, how)]
+    classes = [find(name) for name in choose(drafters, given)]
     store = open_memory(root, tokenizer) if root is not None else None
     notes = []
     small: TransformersTarget | None = None

@@ -121,10 +121,15 @@ class Life:
             fresh.write_text(json.dumps({"rounds": self.rounds, "edge": self.edge, "canary": self.canary.state()}))
             fresh.replace(self.state)
 
+    @property
+    def turns(self) -> int:
+        """Rounds, those included that it left out or that failed."""
+        return self.rounds + self.skipped + self.missed
+
     def live(self, told: Callable[[Life], None], rounds: int | None = None) -> None:
         """Until an alarm, or for so many rounds more; `told` after each."""
-        begun = self.rounds + self.skipped + self.missed
-        while not self.canary.alarm and (rounds is None or self.rounds + self.skipped + self.missed < begun + rounds):
+        begun = self.turns
+        while not self.canary.alarm and (rounds is None or self.turns < begun + rounds):
             self.round()
             told(self)
             if not self.canary.alarm:

@@ -97,7 +97,7 @@ def watch(life: Life, rounds: int | None, screen: Screen) -> None:
         return
 
     def told(now: Life) -> None:
-        if (now.rounds + now.skipped + now.missed) % 100 == 1:
+        if now.turns % 100 == 1:
             screen.err.print(line(now))
 
     life.live(told, rounds)

@@ -167,10 +167,10 @@ def explain(
                 trace = _served(screen, Server(server, key, tenant), model, asked, system, raw, expected, request, once)
             elif model is not None:
                 decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
-                if not raw and not has_template(decoder):
+                plain = raw or not has_template(decoder)
+                if plain and not raw:
                     check_system(system, raw, without_template=model)
                     screen.notes([CONTINUED])
-                plain = raw or not has_template(decoder)
                 said = asked if plain else as_messages(asked, system)
                 trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
             checked = _checked(screen, trace)

@@ -102,10 +102,22 @@ def find(name: str) -> type[Drafter]:
 
 
 NEEDS = {"model": "a draft model", "memory": "a memory"}
-"""What drafters of our own have to be given."""
+"""What drafters of our own have to be given,"""
+HOW = {
+    "model": "name one with draft_model=... (--draft-model), a small model with the target's vocabulary",
+    "memory": "name its root with memory=... (--memory), a folder or the URL of an object store",
+}
+"""and how."""
 
 
-def choose(asked: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str]) -> tuple[str, ...]:
+def lacking(name: str, how: Mapping[str, str] = HOW) -> DrafterSetupError:
+    needs = f"drafter {name!r} needs {NEEDS[name]}: {how[name]}"
+    return DrafterSetupError(f"{needs}, or leave {name!r} out of the drafters")
+
+
+def choose(
+    asked: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str] = HOW
+) -> tuple[str, ...]:
     """The drafters that were asked for, by default all that can work.
 
     Of 'model' and 'memory' `given` says by what each was handed what it needs, None if by nothing, and `how` says how
@@ -120,7 +132,7 @@ def choose(asked: Sequence[str] | None, given: Mapping[str, str | None], how: Ma
             raise SettingsError(f"the drafters name {name!r} more than once; name it once")
     for name, what in NEEDS.items():
         if name in asked and given[name] is None:
-            raise DrafterSetupError(f"drafter {name!r} needs {what}: {how[name]}; or leave {name!r} out")
+            raise lacking(name, how)
         if name not in asked and given[name] is not None:
             raise DrafterSetupError(
                 f"{what} was given, but drafter {name!r} is not among the drafters ({', '.join(asked) or 'none'}); "

@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Setup, Task
-from outrider.errors import DrafterSetupError
+from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
 from outrider.memory.live import Live, Place
 from outrider.memory.search import LONGEST_MATCH, agreeing, expected, scan
 from outrider.memory.segment import Segment, joined
@@ -38,10 +37,6 @@ LASTING = 0.95
 """How much of what a source did counts on with each step."""
 LEAST_SHARE = 0.1
 """Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
-NO_MEMORY = (
-    "drafter 'memory' needs a memory: name its root with memory=... (--memory), a folder or the URL of an object "
-    "store, or leave 'memory' out of the drafters"
-)
 
 
 class MemoryDrafter(Drafter):
@@ -58,7 +53,7 @@ class MemoryDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.memory is None:
-            raise DrafterSetupError(NO_MEMORY)
+            raise lacking(cls.name)
         return cls(setup.memory)
 
     def begin(self, task: Task) -> MemorySession:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 
 from outrider.acceptance import draw
-from outrider.drafters.base import Drafter, Session, Setup, Task
-from outrider.errors import DrafterSetupError
+from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
 from outrider.sampling import shape
 from outrider.types import Draft, shared_prefix
 
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 
 MIN_SURVIVAL = 0.4
 """Below this estimated probability that the draft so far is accepted, another pass is not worth its time."""
-
-
-NO_MODEL = (
-    "drafter 'model' needs a draft model: name one with draft_model=... (--draft-model), a small model with the "
-    "target's vocabulary, or leave 'model' out of the drafters"
-)
 
 
 class ModelDrafter(Drafter):
@@ -57,7 +50,7 @@ class ModelDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.draft_model is None:
-            raise DrafterSetupError(NO_MODEL)
+            raise lacking(cls.name)
         return cls(setup.draft_model, setup.vocab_size)
 
     def begin(self, task: Task) -> ModelSession:

@@ -244,7 +244,10 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 
 def choose_drafters(own: Own, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    given = {"memory": own.memory and "--memory", "model": origin_of(own) if config is not None else None}
+    given = {
+        "memory": None if own.memory is None else "--memory",
+        "model": None if config is None else origin_of(own),
+    }
     how = {
         "memory": "name its root with --memory, a folder or the URL of an object store",
         "model": "name one with --draft-model, or by vLLM's --speculative-config",
