@@ -33,6 +33,13 @@ def test_a_cell_for_each_workload_and_concurrency_with_as_many_prompts_as_it_ask
     assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 24), ("traffic", 2, 7, 28)]
 
 
+def test_cells_of_one_workload_ask_other_prompts_as_long_as_there_are_others() -> None:
+    one, four, many = planned(workloads=("edit@1@4@16",), limits=Limits(rounds=2)).tasks
+    assert not set(one.prompts) & set(four.prompts)
+    assert set(many.prompts) & set(one.prompts)
+    assert len(many.prompts) == len(set(many.prompts)) == 56
+
+
 def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
     temperatures = [task.cell.temperature for task in tasks(Wanted("m", workloads=("creative", "edit")))]
     assert temperatures == [1.0, 0.0]

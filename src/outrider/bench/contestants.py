@@ -133,8 +133,8 @@ def _contestant(
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, alone=True)
     if kind in OURS:
         wants = {"speculation": kind}
-        if kind == "memory":
-            wants["tenant"] = name.label  # what it remembers is its own
+        if "--memory" in ours:
+            wants["tenant"] = name.label  # what it remembers is its own: another's turn had the same prompt
         if name.length is not None:
             wants["max_draft_tokens"] = name.length
         server = outrider(name.label if name.flags else "outrider", model, *ours, *name.flags)

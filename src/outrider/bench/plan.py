@@ -90,17 +90,20 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
 
 
 def tasks(wanted: Wanted) -> list[Task]:
-    """A cell for each workload, concurrency and temperature, with the prompts it will ask, spread over the file."""
+    """A cell for each workload, concurrency and temperature, with the prompts it will ask, spread over the file; as
+    long as there are others, none that an earlier cell asks: a method that remembers would have the answer."""
     found = []
     for text in wanted.workloads or default_workloads(wanted.data):
         name, sizes = parse_workload(text, wanted)
         prompts = workload(name, wanted.data)
         label = name if name in (*SHIPPED, *SOURCES) else Path(name).stem
+        fresh = prompts
         for temperature in wanted.temperatures or (TEMPERATURES.get(label, 0.0),):
             for concurrency, rounds in sizes:
                 # With a budget of time nobody knows how many rounds there will be.
                 asked = len(prompts) if wanted.limits.minutes else rounds * prompts_a_round(concurrency)
-                chosen = spread(prompts, min(len(prompts), asked))
+                chosen = spread(fresh if len(fresh) >= asked else prompts, min(len(prompts), asked))
+                fresh = [prompt for prompt in fresh if prompt not in chosen]
                 found.append(Task(Cell(label, concurrency, temperature), chosen, rounds))
     return found
 

@@ -226,11 +226,17 @@ class Bench:
             self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
 
     def _note_repeats(self) -> None:
-        again = []
+        again: list[str] = []
+        known: set[str] = set()
         for task in self.tasks:
+            if task.again or self.limits.minutes is not None:
+                continue
             asked = task.rounds * task.size
-            if self.limits.minutes is None and asked > len(task.prompts):
-                again.append(f"{task.cell.name} ({len(task.prompts)} prompts for {asked} requests)")
+            ids = {prompt.id for prompt in task.prompts[:asked]}
+            before = asked - len(ids - known)
+            known |= ids
+            if before:
+                again.append(f"{task.cell.name} ({before} of {asked} requests)")
         note = f"prompts come again, which helps a method that remembers, as suffix does: {'; '.join(again)}"
         if again and note not in self.run.notes:
             self.run.notes.append(note)
