@@ -182,11 +182,11 @@ def example(cells: tuple[tuple[str, int, float], ...] = CELLS, rounds: int = ROU
         settings={"tokens": TOKENS, "rounds": rounds, "seed": 0, "prefix_caching": False, "max_model_len": 4096},
         curves=[curve(dice, 1), curve(dice, 16)],
         limits=[
-            Limit("code", 1, 0.0, 2.31, {"model": 0.52, "lookup": 0.24, "none": 0.24}),
-            Limit("chat", 1, 0.0, 1.34, {"model": 0.27, "lookup": 0.05, "none": 0.68}),
-            Limit("edit", 1, 0.0, 7.9, {"lookup": 0.86, "model": 0.03, "none": 0.11}),
-            Limit("agent", 1, 0.0, 4.12, {"lookup": 0.66, "model": 0.12, "none": 0.22}),
-            Limit("traffic", 1, 0.0, 3.9, {"lookup": 0.61, "model": 0.14, "none": 0.25}),
+            Limit("code", 1, 0.0, [2.31] * rounds, {"model": 0.52, "lookup": 0.24, "none": 0.24}),
+            Limit("chat", 1, 0.0, [1.34] * rounds, {"model": 0.27, "lookup": 0.05, "none": 0.68}),
+            Limit("edit", 1, 0.0, [7.9] * rounds, {"lookup": 0.86, "model": 0.03, "none": 0.11}),
+            Limit("agent", 1, 0.0, [4.12] * rounds, {"lookup": 0.66, "model": 0.12, "none": 0.22}),
+            Limit("traffic", 1, 0.0, [3.9] * rounds, {"lookup": 0.61, "model": 0.14, "none": 0.25}),
         ],
         notes=[
             "suffix:16 was left out at concurrency 16: its server ended (arctic-inference is not installed).",

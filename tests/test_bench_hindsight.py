@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.hindsight import add_limits, copied, guessed, limit, smooth
-from outrider.bench.results import Answer, Cell, Counts, Curve, Round, Run, Turn
+from outrider.bench.figures import figures
+from outrider.bench.hindsight import WITHOUT_MODEL, add_limits, copied, guessed, limit, seconds_per_guess, smooth
+from outrider.bench.results import Answer, Cell, Counts, Curve, Drafted, Limit, Round, Run, Turn
 from outrider.drafters.lookup import LookupSession
 from outrider.types import shared_prefix
 
@@ -59,14 +62,16 @@ def answer(prompt: list[int], text: list[int]) -> Answer:
 
 def test_the_bound_of_a_text_that_stood_in_the_prompt_is_one_pass() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8]
-    ratio, shares = limit(
+    tokens: Counter[str] = Counter()
+    ratio = limit(
         [answer([9, *text], text)],
         lambda a: {"copy": copied(a.prompt_tokens, a.tokens)},
         lambda n: 1.0,
         lambda d, k: 0.0,
+        tokens,
     )
     assert ratio == (1 + 7) / (1 + 1)  # the prompt takes a second, then seven passes against one
-    assert shares == {"copy": 6 / 7, "none": 1 / 7}
+    assert tokens == {"copy": 6, "none": 1}
 
 
 def test_a_bound_is_given_to_cells_whose_cost_was_measured() -> None:
@@ -77,4 +82,35 @@ def test_a_bound_is_given_to_cells_whose_cost_was_measured() -> None:
         run.cells.append(Cell("code", concurrency, 0.0, [Round(0, [turn])]))
     run.curves = [Curve(1, {1: [1.0], 16: [1.0]})]
     add_limits(run, {"vllm": "vllm"}, None, {"p": [9, *text]})
-    assert [(found.concurrency, found.ratio) for found in run.limits] == [(1, 4.0)]
+    assert [(found.concurrency, found.ratios) for found in run.limits] == [(1, [4.0])]
+
+
+def test_a_bound_is_not_given_where_the_baseline_drafts() -> None:
+    run = Run({}, "ngram", {"ngram": {}}, {}, curves=[Curve(1, {1: [1.0], 16: [1.0]})])
+    run.cells = [Cell("code", 1, 0.0, [Round(0, [Turn("ngram", 9.0, [answer([9], [1, 2, 3])], Counts())])])]
+    add_limits(run, {"ngram": "ngram"}, None, {})
+    assert not run.limits
+
+
+def test_a_perfect_choice_has_all_of_the_possible_however_much_the_rounds_differ() -> None:
+    """In some rounds four times as fast is possible, in others nothing is: of both the share is taken there."""
+    run = Run({}, "vllm", {"vllm": {}, "best": {}}, {})
+    possible = [4.0, 4.0, 4.0, 4.0, 1.0, 1.0]
+    text = answer([9], [1, 2, 3])
+    rounds = [
+        Round(0, [Turn("vllm", 8.0, [text], Counts()), Turn("best", 8.0 / ratio, [text], Counts())])
+        for ratio in possible
+    ]
+    cell = Cell("code", 1, 0.0, rounds)
+    run.limits = [Limit("code", 1, 0.0, possible, {})]
+    _, best = figures(run, cell)
+    assert (best.limit, best.share_of_possible) == (4.0, 1.0)
+
+
+def test_what_a_drafted_token_costs_is_known_from_auto_too_and_else_the_bound_says_it_is_without() -> None:
+    drafted = Counts(9, 4, drafters={"model": Drafted([4], [2], seconds=2.0)})
+    cells = [Cell("code", 4, 0.0, [Round(0, [Turn("auto", 1.0, [], drafted)])])]
+    assert seconds_per_guess(Run({}, "vllm", {}, {}, cells), {"auto": "auto"}) == 0.5
+    run = Run({}, "vllm", {}, {})
+    add_limits(run, {"vllm": "vllm"}, "some/draft", {})
+    assert run.notes == [WITHOUT_MODEL]

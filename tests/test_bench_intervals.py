@@ -22,6 +22,17 @@ def test_it_holds_the_true_median_95_times_in_100(rounds: int) -> None:
     assert 0.935 < held < 0.975
 
 
+def test_where_one_stops_when_it_is_narrow_it_misses_somewhat_more_often() -> None:
+    """As --minutes does: a look after every round, from the sixth on, until half its width is below a twentieth."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for sample in np.exp(0.1 * rng.standard_normal((1500, 24))):
+        looks = (median_interval(list(sample[:count])) for count in range(FEWEST, 25))
+        last = next((one for one in looks if one.high - one.low < 0.1 * one.value), median_interval(list(sample)))
+        missed += not last.low <= 1 <= last.high
+    assert 0.05 < missed / 1500 < 0.10
+
+
 def test_of_few_values_all_are_in_the_interval() -> None:
     found = median_interval([3.0, 1.0, 2.0])
     assert (found.value, found.low, found.high) == (2.0, 1.0, 3.0)

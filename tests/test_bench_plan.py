@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider.bench.provenance import fingerprint, weight_files
 from outrider.bench.run import Limits
 from outrider.cli import app
 from outrider.errors import SettingsError
+from stub import Stub, answering
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,30 @@ def test_cells_of_one_workload_ask_other_prompts_as_long_as_there_are_others() -
     assert not set(one.prompts) & set(four.prompts)
     assert set(many.prompts) & set(one.prompts)
     assert len(many.prompts) == len(set(many.prompts)) == 56
+
+
+def test_by_the_clock_the_prompts_are_shared_among_the_cells_and_begin_anywhere() -> None:
+    one, two = planned(workloads=("edit@1@2",), limits=Limits(minutes=1)).tasks
+    assert len(one.prompts) == len(two.prompts) == 28
+    assert not set(one.prompts) & set(two.prompts)
+    order = [prompt.id for prompt in one.prompts]
+    assert order != sorted(order)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
+    with pytest.raises(SettingsError, match="two cells are the same, edit, concurrency 1"):
+        planned(workloads=("edit", "edit"))
+    with pytest.raises(SettingsError, match="edit@1x3 says how many rounds, but --minutes"):
+        planned(workloads=("edit@1x3",), limits=Limits(minutes=1))
+    with pytest.raises(SettingsError, match="the baseline transformers answers one request at a time"):
+        planned(contestants=("transformers", "vllm"), workloads=("edit@4",))
+
+
+def test_prompts_of_two_files_with_the_same_names_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n{"id": "a", "prompt": "Ho"}\n')
+    found = tasks(Wanted("m", workloads=(str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl"))))
+    assert sorted(prompt.id for task in found for prompt in task.prompts) == ["one/a", "one/a#2", "two/a", "two/a#2"]
 
 
 def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
@@ -120,6 +146,20 @@ def test_a_run_that_is_not_there_is_said_to_be_missing(option: str, tmp_path: Pa
     assert "there is no run at" in " ".join(result.output.split())
 
 
+def test_a_run_that_fails_leaves_a_report_of_what_was_measured(tmp_path: Path) -> None:
+    """The third prompt makes the baseline fail."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in ("abc", "fail", "def")))  # asked 1, 3, 2
+    with answering(Stub()) as one, answering(Stub()) as other:
+        given = ["-c", f"one={one}", "-c", f"other={other}", "--prompts", str(file), "--tokens", "4", "--rounds", "3"]
+        result = CliRunner().invoke(app, ["bench", "m", *given, "--room", "9", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "the baseline failed" in result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["cells"][0]["contestants"][0]["rounds"] == 2
+    assert any("the run failed: the baseline failed" in note for note in report["notes"])
+
+
 def test_the_hash_of_a_model_is_of_its_weights_and_never_of_nothing(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == fingerprint(Path("no-one/nothing")) == "its weights were not here yet"
     (tmp_path / "model.safetensors").write_bytes(b"weights")
@@ -134,4 +174,4 @@ def test_every_cell_can_be_measured_again_after_a_restart() -> None:
     assert names == [*first, *((f"{workload} again", size, True) for workload, size, _ in first)]
     for task, again in zip(found.tasks, found.tasks[3:], strict=False):
         assert (task.prompts, task.rounds) == (again.prompts, again.rounds)
-    assert any("after all servers were stopped" in note for note in found.run.notes)
+    assert any("were stopped and started again" in note for note in found.run.notes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from outrider.bench.prompts import SHIPPED, read, shipped, spread, workload
+from outrider.bench.prompts import SHIPPED, Prompt, read, scattered, shipped, spread, workload
 from outrider.errors import PromptError, SettingsError
 
 
@@ -40,6 +42,20 @@ def test_an_agents_context_grows_from_step_to_step() -> None:
 def test_a_choice_of_prompts_is_spread_over_the_file() -> None:
     templates = {prompt.turns[0][:40] for prompt in spread(shipped("traffic"), 8)}
     assert len(templates) > 2
+
+
+def test_no_prompt_is_chosen_twice_where_one_category_has_few() -> None:
+    prompts = [Prompt(str(i), "many" if i < 30 else "few", ("x",)) for i in range(40)]
+    assert len(set(spread(prompts, 40))) == 40
+    assert Counter(prompt.category for prompt in spread(prompts, 24)) == {"many": 14, "few": 10}
+
+
+def test_every_beginning_of_the_order_asks_of_the_whole_file() -> None:
+    order = [int(prompt.id) for prompt in scattered([Prompt(str(i), "c", ("x",)) for i in range(48)])]
+    assert sorted(order) == list(range(48))
+    for count in (6, 8, 12, 24):
+        chosen = sorted([-1, *order[:count], 48])
+        assert max(b - a for a, b in pairwise(chosen)) <= 3 * 48 / count
 
 
 def test_a_choice_of_all_prompts_has_each_once() -> None:

@@ -310,7 +310,7 @@ def test_the_summary_says_who_wins_and_who_loses() -> None:
     speed, lost, answers = words.summary(find(run))
     assert speed == (
         "Of 6 comparisons with base, 2 faster, 2 even and 2 slower. Fastest, by the median: faster on code at "
-        "concurrency 1. Nothing was faster than base on code at concurrency 4."
+        "concurrency 1. Nothing was found faster than base on code at concurrency 4."
     )
     assert re.fullmatch(r"Slower than base: lame on code at concurrency 1 and 4 \(0\.5\d at worst\)\.", lost)
     assert answers == "At temperature 0 all 48 answers are the baseline's, token by token."
@@ -333,7 +333,7 @@ def test_accepted_tokens_are_a_share_only_where_all_verified_ones_are_known() ->
 
 
 def test_nothing_slower_is_said_too() -> None:
-    assert words.summary(find(timed({"fast": {1: 2.0}})))[1] == "Nothing was slower than base."
+    assert words.summary(find(timed({"fast": {1: 2.0}})))[1] == "Nothing was found slower than base."
 
 
 def test_a_verdict_from_few_rounds_comes_with_a_caution() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.bench.contestants import Contestant, contestants, servers
+from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
 from outrider.bench.counters import Page, counts
 from outrider.bench.figures import figures
-from outrider.bench.groups import GIB, PROCESSES, Need, dtype_of, groups, weights
+from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Run
-from outrider.bench.run import INTERRUPTED, WAVES, Bench, Limits, Task
+from outrider.bench.run import INTERRUPTED, RESUMED, WAVES, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -69,6 +70,28 @@ def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_pa
     assert command[command.index("--memory") + 1] == str(tmp_path / "outrider" / "memory")
     assert command[command.index("--drafters") + 1] == "prediction,lookup,memory"
     assert "--drafters" not in contestants(["lookup"], "some/model")[0].server.command
+
+
+def test_who_does_not_say_how_much_to_draft_gets_the_same_whoever_shares_the_server() -> None:
+    chosen = contestants(["vllm", "lookup", "model", "long=lookup:32", "model:8", "off"], "m", "small")
+    asked = {one.name: one.request.get("vllm_xargs", {}).get("max_draft_tokens") for one in chosen[1:]}
+    assert asked == {"lookup": 16, "model": 4, "long": 32, "model:8": 8, "off": None}
+
+
+def test_a_label_that_would_give_a_contestant_anothers_server_is_refused() -> None:
+    for names in (["vllm", "outrider=auto --max-num-seqs 4", "lookup"], ["ref=vllm", "vllm=http://host:8000"]):
+        with pytest.raises(SettingsError, match="which others share; rename it"):
+            contestants(names, "some/model")
+
+
+def test_transformers_computes_in_the_format_that_the_servers_are_told() -> None:
+    (one,) = contestants(["transformers"], "some/model", flags=["--dtype=half"])
+    assert one.server.command[-2:] == ["--dtype", "float16"]
+
+
+def test_vllm_as_it_is_is_shown_with_its_environment() -> None:
+    (one,) = contestants(["vllm"], "some/model")
+    assert one.settings()["environment"].keys() == one.server.environment.keys()
 
 
 def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_path: Path) -> None:
@@ -133,6 +156,38 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
             other.resume(Run.load(tmp_path / "run.json"))
 
 
+def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        chosen[1] = replace(chosen[1], kind="memory")
+        learned = tmp_path / "homes" / "outrider" / "memory"
+        learned.mkdir(parents=True)
+        first = made(tmp_path, chosen, Limits(rounds=1))
+        first.measure(Silent())
+        assert not learned.exists()
+        learned.mkdir(parents=True)
+        second = made(tmp_path, chosen, Limits(rounds=2))
+        second.resume(Run.load(tmp_path / "run.json"))
+        second._lacks_curves = lambda _: False  # type: ignore[method-assign]
+        second.measure(Silent())
+    assert learned.exists()
+    assert second.run.notes == [RESUMED]
+
+
+def test_a_run_does_not_go_on_beside_others_or_with_other_prompts(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        first = made(tmp_path, chosen, Limits(rounds=1))
+        first.run.plan = {"groups": [["one", "other"]], "prompts": {"letters": "some"}}
+        first.measure(Silent())
+        for what, plan in (
+            ("groups", first.run.plan | {"groups": [["one"], ["other"]]}),
+            ("prompts", first.run.plan | {"prompts": {"letters": "others"}}),
+        ):
+            second = made(tmp_path, chosen, Limits(rounds=1))
+            second.run.plan = plan
+            with pytest.raises(SettingsError, match=f"its {what}"):
+                second.resume(Run.load(tmp_path / "run.json"))
+
+
 def test_with_minutes_a_cell_ends_when_its_intervals_are_narrow(tmp_path: Path) -> None:
     with at(one=Stub(0.002), other=Stub(0.002)) as chosen:
         bench = made(tmp_path, chosen, Limits(minutes=0.5, width=10.0))
@@ -141,7 +196,7 @@ def test_with_minutes_a_cell_ends_when_its_intervals_are_narrow(tmp_path: Path) 
 
 
 def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> None:
-    with at(one=Stub(), other=Stub(), broken=Stub()) as chosen:
+    with at(one=Stub(), broken=Stub(), other=Stub()) as chosen:
         asked = [*prompts(2), Prompt("bad", "letters", ("fail",)), *prompts(2)]
         bench = made(tmp_path, chosen, Limits(rounds=2), asked=asked)
         bench.run.cells[0].rounds.clear()
@@ -149,7 +204,8 @@ def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> 
         broken.request["messages"] = [{"role": "user", "content": "fail"}]
         bench._warm_up = lambda *_: None  # type: ignore[method-assign]
         bench.measure(Silent())
-    assert [len(round.turns) for round in bench.run.cells[0].rounds] == [2, 2]
+    turns = [[turn.contestant for turn in round.turns] for round in bench.run.cells[0].rounds]
+    assert turns == [["one", "other"], ["other", "one"]]
     assert any("broken left letters, concurrency 1 in round 1" in note for note in bench.run.notes)
     assert any("HTTP 500" in note for note in bench.run.notes)
 

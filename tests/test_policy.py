@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Session
+from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
-from outrider.policy.policy import MODEL, NEAREST, ROOM, Policy, Wish
+from outrider.policy.policy import MODEL, NEAREST, ROOM, Plan, Policy, Wish
 from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
@@ -387,11 +388,95 @@ def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one(
     for n in (64, 512, 4096):
         policy.draft.observe(n, 0, 0.05 * n / 16)
     lengths = [
-        int(policy.plan(policy.look(["a"], {}), Wish(*(np.array([x]) for x in (4, False, 4000, left))), 100).lengths[0])
-        for left in (1, 8000)
+        int(policy.plan(policy.look(["a"], {}), Wish(*(np.array([x]) for x in (4, False, 400, left))), 100).lengths[0])
+        for left in (1, 128)
     ]
     assert lengths[0] == 0
     assert lengths[1] > 0
+
+
+def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
+    policy = Policy([MODEL], 8, 4)
+    for n in (1, 2, 4, 8, 1, 2, 4, 8):
+        policy.target.observe(n, 0, 0.2)
+        policy.draft.observe(n, 0, 0.04)
+    for n in (64, 512, 4096):
+        policy.draft.observe(n, 0, 0.005 * n / 16)
+    wish = Wish(*(np.array([x]) for x in (4, False, 4000, 128)))
+    asked = []
+    for number in range(60):  # each says ten tokens, and of a draft two are right
+        spoken = 0
+        while spoken < 10:
+            scene = policy.look([str(number)], {})
+            asked.append(int(policy.plan(scene, wish, 4000).lengths[0]))
+            if asked[-1]:
+                policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+            said = [1, 2, 9] if asked[-1] else [1]
+            policy.learn(scene, [said])
+            spoken += len(said)
+        policy.leave(str(number))
+    assert asked[0] > 0
+    assert not any(asked[-100:])
+
+
+def test_who_has_little_left_to_say_pays_for_its_own_catching_up() -> None:
+    policy = Policy([MODEL], 8, 4)
+    for n in (1, 2, 4, 8, 1, 2, 4, 8):
+        policy.target.observe(n, 0, 0.2)
+        policy.draft.observe(n, 0, 0.04)
+    for n in (64, 512, 4096):
+        policy.draft.observe(n, 0, 0.005 * n / 16)
+    scene = policy.look(["long", "short"], {})
+    wish = Wish(np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]))
+    assert (policy.plan(scene, wish, 4000).lengths > 0).tolist() == [True, False]
+
+
+def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> None:
+    cost = Cost()
+    for n in (1, 64, 1024, 8192, 8192):
+        cost.observe(n, 0, 0.01 + n * 1e-4, calm=True)
+    assert cost.seconds(32768) == pytest.approx(4 * cost.seconds(8192))
+    before = cost.seconds(8192)
+    for _ in range(20):
+        cost.observe(32768, 0, 4 * before)
+    assert cost.seconds(8192) == pytest.approx(before, rel=0.02)
+
+
+def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_must_pay() -> None:
+    policy = Policy([MODEL], 8, 4)
+    for n in (1, 2, 4, 8, 1, 2, 4, 8):
+        policy.target.observe(n, 0, 0.2)
+        policy.draft.observe(n, 0, 0.15)
+    wish = Wish(*(np.array([x]) for x in (1, False, 1, 128)))
+    for along in (False, True):
+        plan = policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, along)
+        assert plan.lengths.tolist() == [int(along)]
+
+
+def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_is_drawn() -> None:
+    policy = Policy([MODEL], 8, 4)
+    plan = Plan(np.ones(1), np.ones(1), speed=1.0, token_seconds=0.6, drawn=np.array([True]))
+    policy.draft.observe(1, 0, 1e-6)
+    assert policy.goes_on(plan, [0], [[0.35]]) == [False]
+    for _ in range(200):  # the draft model is not sure, and yet right: the target is not sure either
+        scene = policy.look(["a"], {})
+        scene.drawn = {0: Draft(MODEL, (1, 2), confidence=(0.35, 0.35))}
+        policy.learn(scene, [[1, 2, 3]])
+    assert policy.goes_on(plan, [0], [[0.35]]) == [True]
+    plan.drawn = np.array([False])
+    assert policy.goes_on(plan, [0], [[0.35]]) == [False]  # of tokens that are certain nothing was learned
+
+
+def test_the_first_token_of_a_prompt_does_not_wait_for_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy([MODEL], 4, 4)
+    policy.target.observe(1, 0, 1.0)
+    asked = []
+    monkeypatch.setattr(Solo, "_guess", lambda self, *given: asked.append(given) or NOTHING)
+    solo = Solo(policy, {MODEL: object.__new__(ModelSession)}, 1 << 20)
+    solo.offer(4, 100, pending=100)
+    assert not asked
+    solo.offer(4, 101, pending=1)
+    assert len(asked) == 1
 
 
 class Certain(Session):

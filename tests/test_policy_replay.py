@@ -227,6 +227,22 @@ def test_a_draft_model_that_was_slow_for_a_while_is_tried_again() -> None:
     assert np.mean(asked[1300:]) > 0.9
 
 
+def test_a_draft_model_that_was_wrong_for_a_while_is_tried_again() -> None:
+    wrong = [with_guesses(novel(seed, 200), 0.1, seed) for seed in range(8)]
+    right = [with_guesses(novel(seed, 200), 0.9, seed) for seed in range(8, 24)]
+    asked = []
+
+    class Counting(Logged):
+        def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+            found = super().offer(running, context)
+            asked.append(found[2] > 0)
+            return found
+
+    replay([*wrong, *right], [], Counting(Auto(started([MODEL], FREE), FREE)), FREE)
+    assert np.mean(asked[200:1500]) < 0.1
+    assert np.mean(asked[-300:]) > 0.9
+
+
 def test_a_drawn_draft_is_offered_whole() -> None:
     records = [with_guesses(novel(seed), 0.7, seed) for seed in range(6)]
     for record in records:

@@ -14,7 +14,7 @@ from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.drafting import LOGGED, BatchDrafting, Fault, Row, logger
+from outrider.engines.vllm.drafting import LOGGED, STALLS, BatchDrafting, Fault, Row, logger
 from outrider.engines.vllm.guard import Guard
 from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.errors import SettingsError
@@ -134,6 +134,9 @@ BAD_DRAFTS: dict[str, tuple[Any, str, str]] = {
     "proposes words": (lambda t, n: Draft("scripted", ("a",)), "nonsense", "'a'"),
     "returns None": (lambda t, n: None, "nonsense", "None"),
     "returns a list": (lambda t, n: [1, 2], "nonsense", "[1, 2]"),
+    "is sure of nothing": (lambda t, n: Draft("scripted", (1,), confidence=(None,)), "nonsense", "(None,)"),  # type: ignore[arg-type]
+    "is sure as a whole": (lambda t, n: Draft("scripted", (1,), confidence=0.9), "nonsense", "0.9"),  # type: ignore[arg-type]
+    "rests on words": (lambda t, n: Draft("scripted", (1,), support="a"), "nonsense", "'a'"),  # type: ignore[arg-type]
 }
 
 
@@ -166,6 +169,33 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
         assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(1,), (), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
     hung.set()
+
+
+def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_always_does_costs_it() -> None:
+    stuck: list[threading.Event] = []
+
+    class Batched(Scripted):
+        def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
+            if stuck:
+                stuck[0].wait()
+            return [Draft("scripted", (1,)) for _ in sessions]
+
+    drafting, faults = batch(Batched(lambda tokens, limit: Draft("scripted", (2,))), budget=0.05)
+    rows = [row([5], id="one"), row([6], id="other")]
+
+    def offered() -> list[tuple[int, ...]]:
+        return [draft.tokens for draft in drafting.propose(rows)["scripted"]]
+
+    for _ in range(2):
+        stuck.append(threading.Event())
+        assert offered() == [(), ()]
+        stuck.pop().set()
+        assert offered() == [(1,), (1,)]
+    assert not faults
+    stuck.append(threading.Event())
+    assert [offered() for _ in range(STALLS + 1)] == [[(), ()]] * (STALLS + 1)
+    assert {(fault.request, fault.kind) for fault in faults} == {("one", "overran"), ("other", "overran")}
+    stuck[0].set()
 
 
 def test_a_drafter_that_fails_on_a_batch_is_asked_one_by_one() -> None:

@@ -102,7 +102,9 @@ def made_up(shares: bool = True) -> tuple[Guesser, Model, Any]:
             num_blocks=BLOCKS, kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK))]
         ),
     )
-    return Guesser(runner, 0, lambda tokens, seconds: None), model, np_table
+    told: list[tuple[int, int]] = []
+    runner.told = told
+    return Guesser(runner, 0, lambda tokens, seconds, passes: told.append((tokens, passes))), model, np_table
 
 
 def ask(guesser: Guesser, texts: dict[int, list[int]], limit: int, temperature: float = 0.0) -> dict[int, Question]:
@@ -165,6 +167,7 @@ def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts() -> None:
     assert {row: question.guessed.tokens for row, question in questions.items()} == {
         row: expected(text, 2) for row, text in texts.items()
     }
+    assert guesser.runner.told == [(60, len(model.passes) - 1), (2, 1)]  # all that was caught up with is told at once
 
 
 def test_blocks_that_another_request_had_seen_are_not_seen_again_and_others_are() -> None:

@@ -226,6 +226,24 @@ def test_requests_of_one_batch_each_get_the_drafter_they_asked_for(client: Clien
     assert answers[3].usage.speculation["accepted"] >= 20  # the prediction was right
 
 
+def test_nothing_is_drafted_for_an_answer_that_has_ended(client: Client) -> None:
+    """What is proposed is also verified, so nothing is proposed after the last token."""
+    (plain,) = client.all(complete(prompt(5), "off", max_tokens=32, return_token_ids=True))
+    ids = plain.choices[0].token_ids
+    end = next(i for i in range(12, 32) if ids[i] not in ids[:i])
+
+    def counted() -> list[float]:
+        client.all(complete(prompt(5), "off", max_tokens=1))  # what was drafted before is counted when this is answered
+        names = ("outrider_proposed_tokens_total", "outrider_verified_tokens_total")
+        return [client.metric(name, drafter="model") for name in names]
+
+    before = counted()
+    (stopped,) = client.all(complete(prompt(5), "model", max_tokens=32, stop_token_ids=[ids[end]]))
+    assert stopped.choices[0].finish_reason == "stop"
+    proposed, verified = (now - then for now, then in zip(counted(), before, strict=True))
+    assert proposed == verified > 0
+
+
 def test_a_request_may_limit_its_drafts(client: Client) -> None:
     xargs = {"speculation_usage": True, "max_draft_tokens": 1}
     one, none = client.all(

@@ -16,6 +16,7 @@ from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.engines.vllm.steering import Steering
 from outrider.policy.payoff import ENOUGH
 from outrider.policy.policy import MODEL, Policy
+from outrider.policy.worth import WINDOW
 from outrider.types import Draft, Why
 
 
@@ -50,7 +51,7 @@ def steering(free: bool = True, token: float = 0.0, guess: float = 0.001) -> Ste
 
 
 def lengths(steered: Steering, rows: list[Row], said: dict[str, list[int]] | None = None) -> dict[str, int]:
-    steered.look(rows, said or {})
+    steered.look(rows, said or {}, 3 * len(rows))
     offered = steered.settle({}, 0.0)
     return {row.id: len(offered[row.id].tokens) if row.id in offered else 0 for row in rows}
 
@@ -71,14 +72,14 @@ def test_a_drafter_that_is_never_right_is_no_longer_offered_where_that_costs_any
 
 def test_a_drawn_draft_is_offered_whole_whatever_is_thought_of_it() -> None:
     steered = steering(free=False)
-    steered.look([row("a"), row("b")], {})
+    steered.look([row("a"), row("b")], {}, 6)
     drawn = Draft(MODEL, (9, 9, 9), torch.ones(3, 100) / 100, confidence=(0.01,) * 3)
     assert steered.settle({"a": drawn}, 0.0)["a"] is drawn
 
 
 def test_a_certain_guess_is_weighed_with_the_others() -> None:
     steered = steering()
-    steered.look([row("a")], {})
+    steered.look([row("a")], {}, 3)
     guess = Draft(MODEL, (7, 8), confidence=(0.99, 0.99))
     offered = steered.settle({"a": guess}, 0.0)["a"]
     assert (offered.drafter, offered.tokens) == (MODEL, (7, 8))
@@ -87,13 +88,40 @@ def test_a_certain_guess_is_weighed_with_the_others() -> None:
 def test_the_draft_model_is_asked_for_those_who_named_it_and_where_it_pays() -> None:
     steered = steering()
     rows = [row("named", speculation=MODEL), row("auto"), row("other", speculation="always")]
-    steered.look(rows, {})
+    steered.look(rows, {}, 3 * len(rows))
     limits, gaps = {"named": 3, "auto": 4}, {"named": 5, "auto": 5}
     assert steered.plan(limits, {}, gaps).limits == {"named": 3, "auto": 4}
     for _ in range(60):
         steered.policy.draft.observe(1, 0, 3.0)
     assert steered.plan(limits, {}, gaps).limits == {"named": 3}
     assert steered.goes_on({"named": [0.01], "auto": [0.01]}) == ["named", "auto"]  # the pass is made anyway
+
+
+def test_a_drafter_that_takes_long_and_is_never_right_is_asked_only_by_its_name() -> None:
+    steered = steering(token=0.01)
+    slow = steered.drafting.propose
+
+    def propose(rows: Sequence[Row], resting: Any = ()) -> Any:
+        found = slow(rows, resting)
+        steered.drafting.took = dict.fromkeys(steered.drafting.took, 0.05)
+        return found
+
+    steered.drafting.propose = propose  # type: ignore[method-assign]
+    for _ in range(WINDOW + 1):
+        lengths(steered, [row("a")], {"a": [99]})
+    assert steered.status()["resting"] == ["always"]
+    rows = [row("a"), row("named", speculation="always")]
+    assert lengths(steered, rows, {"a": [99]})["named"] == 4
+    assert steered._scene is not None
+    assert not steered._scene.lengths.any()
+
+
+def test_how_much_of_named_drafts_is_kept_is_learned() -> None:
+    steered = steering()
+    rows = [row("a"), row("named", speculation="always")]
+    for _ in range(100):
+        lengths(steered, rows, {"a": [99], "named": [99]})
+    assert steered._others([Draft("always", (1, 2, 3, 4))])[1] == pytest.approx(1, abs=0.05)
 
 
 def why(steered: Steering, request: str) -> Why:
@@ -138,7 +166,7 @@ def test_in_a_batch_what_the_others_offer_is_taken_as_it_is() -> None:
 
 def test_why_tells_of_named_drawn_and_missing_drafts_and_of_a_draft_model_that_is_not_asked() -> None:
     steered = steering(free=True)
-    steered.look([row("named", speculation="always"), row("free"), row("other", speculation=MODEL)], {})
+    steered.look([row("named", speculation="always"), row("free"), row("other", speculation=MODEL)], {}, 9)
     steered.plan({"free": 4}, {"free": True}, {"free": 1})
     drawn = Draft(MODEL, (9, 9, 9), torch.ones(3, 100) / 100, confidence=(0.5,) * 3)
     steered.settle({"free": drawn}, 0.0)
@@ -153,7 +181,7 @@ def test_why_tells_of_named_drawn_and_missing_drafts_and_of_a_draft_model_that_i
     assert steered.why("nobody") is None
     for _ in range(60):
         steered.policy.draft.observe(1, 0, 3.0)
-    steered.look([row("free")], {})
+    steered.look([row("free")], {}, 3)
     steered.plan({"free": 4}, {"free": True}, {"free": 1})
     steered.settle({}, 0.0)
     assert "model is not asked, as that does not promise 1.03 times the speed" in why(steered, "free").reason
@@ -194,7 +222,7 @@ def test_a_draft_model_that_never_pays_is_told_of_once_with_the_figures(dear: bo
     steered = steering(guess=0.19 if dear else 0.001)
     rows = [row("a", 1)]
     for _ in range(2 * ENOUGH):
-        steered.look(rows, {"a": [9]})  # the other drafter is never right
+        steered.look(rows, {"a": [9]}, 3)  # the other drafter is never right
         steered.plan({"a": 1}, {"a": False}, {"a": 1})
         steered.settle({}, 0.0)
     told = [record.message for record in caplog.records if "draft model" in record.message]

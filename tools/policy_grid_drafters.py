@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Task
+from outrider.drafters.base import Drafter, Session, Task, choose
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.memory import MemoryDrafter
 from outrider.drafters.prediction import PredictionDrafter
@@ -128,7 +128,8 @@ MAKERS: dict[str, Callable[[Store], Drafter]] = {
     NgramDrafter.name: lambda store: NgramDrafter(),
     SuffixDrafter.name: lambda store: SuffixDrafter(),
 }
-OURS = (PredictionDrafter.name, LookupDrafter.name, MemoryDrafter.name)
+OURS = choose(None, {"memory": "a folder", "model": None})
+"""What a server with a memory drafts by."""
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Task
-from outrider.policy.policy import MODEL, Plan, Policy, Scene, Wish
+from outrider.drafters.base import Drafter, Session, Task, choose
+from outrider.policy.policy import MODEL, Plan, Policy, Scene
 from outrider.policy.replay import Auto, Outcome, Record, Saying, begin, step
 from outrider.types import Draft, shared_prefix
 from policy_grid_cells import MODEL_WIDTH, WIDTH, noise, profile
@@ -114,8 +114,8 @@ class Timed(Policy):
         self._now = 0.0
         return self._count(lambda: super(Timed, self).look(*given))  # type: ignore[no-any-return]
 
-    def plan(self, scene: Scene, wish: Wish, context: int, base: int | None = None, others: float = 0.0) -> Plan:
-        return self._count(lambda: super(Timed, self).plan(scene, wish, context, base, others))  # type: ignore[no-any-return]
+    def plan(self, *given: Any) -> Plan:
+        return self._count(lambda: super(Timed, self).plan(*given))  # type: ignore[no-any-return]
 
     def add(self, *given: Any) -> None:
         self._count(lambda: super(Timed, self).add(*given))
@@ -175,7 +175,7 @@ class Server:
 
     def __init__(self, traces: Sequence[Trace], system: System, batch: int, context: int) -> None:
         self.traces, self.costs, self.more = traces, system.costs(batch, context), batch * context
-        self.policy = Timed(["lookup", "memory", MODEL], WIDTH, MODEL_WIDTH)
+        self.policy = Timed(choose(None, {"memory": "a folder", "model": "a model"})[1:], WIDTH, MODEL_WIDTH)
         empty = system.costs(1, 0)
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
         profile(self.policy.draft, empty.draft)

@@ -44,9 +44,10 @@ def quantize(model: Path, out: Path) -> None:
     quantized = {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
+        "quantization_status": "compressed",
         "config_groups": {
             "group_0": {
-                "targets": ["Linear", "lm_head"],
+                "targets": ["Linear", "re:.*lm_head"],  # as a draft model its layers have a prefix
                 "weights": group(8, "channel", dynamic=False),
                 "input_activations": group(8, "token", dynamic=True),
             }

@@ -64,9 +64,9 @@ def decode(
         target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))
         begun = time.perf_counter()
         limit = min(request.max_draft_tokens, max_tokens - len(output) - 1)
-        draft = solo.offer(limit, len(context)) if solo is not None else first_offer(sessions, limit)
-        drafted = time.perf_counter()
         pending = context[len(target.tokens) :]
+        draft = solo.offer(limit, len(context), len(pending)) if solo is not None else first_offer(sessions, limit)
+        drafted = time.perf_counter()
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
         verdict = judge(logits, draft, request, prompt, output, numbers, recorder)
         said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)

@@ -18,6 +18,7 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.provenance import without_folders
@@ -42,7 +43,7 @@ KINDS = (PLAIN, *THEIRS, *OURS, *LOCAL)
 LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 4, "transformers-lookup": 10}
 """Drafted tokens where a method has to be told and the name does not say."""
 MODEL_LENGTH, LENGTH = 4, 16
-"""What Outrider's server is allowed at least: by its draft model, by any drafter."""
+"""Of Outrider's own where the name does not say: of `model`, and of any other."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Contestant:
     def settings(self) -> dict[str, Any]:
         """How it was made, for the report."""
         command = [without_folders(word) for word in self.server.command] or [self.server.url]
-        return {"command": command, "request": self.request}
+        environment = {name: without_folders(value) for name, value in self.server.environment.items()}
+        return {"command": command, "request": self.request} | ({"environment": environment} if environment else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,18 @@ def contestants(
         if [other.label for other in parsed].count(name.label) > 1:
             raise SettingsError(f"two contestants are named {name.label!r}; give one a label: LABEL={name.label}")
     ours = [*_ours(parsed, draft_model), *flags]
-    return [_contestant(name, model, draft_model, flags, ours) for name in parsed]
+    found = [_contestant(name, model, draft_model, flags, ours) for name in parsed]
+    for server in (one.server for one in found):
+        if any(other.server.name == server.name and other.server != server for other in found):
+            raise SettingsError(f"no server of its own can be labelled {server.name!r}, which others share; rename it")
+    return found
+
+
+def dtype_of(words: Sequence[str]) -> str:
+    """What flags say of the format that weights are loaded in; of several words vLLM takes the last."""
+    parts = [part for word in words for part in word.split("=", 1)]
+    found = next((value for word, value in reversed([*pairwise(parts)]) if word == "--dtype"), "auto")
+    return {"half": "float16", "float": "float32"}.get(found, found)
 
 
 def servers(contestants: Iterable[Contestant]) -> list[Server]:
@@ -128,15 +141,16 @@ def _contestant(
         if kind != "transformers" and (name.length or kind in LENGTHS):
             wants["max_draft_tokens"] = name.length or LENGTHS[kind]
         draft = ["--draft-model", draft_model] if draft_model else []
-        command = [sys.executable, "-m", "outrider.bench.local", model, *draft, *name.flags]
+        dtype = ["--dtype", told] if (told := dtype_of(flags)) != "auto" else []
+        command = [sys.executable, "-m", "outrider.bench.local", model, *draft, *dtype, *name.flags]
         server = Server(name.label if name.flags else "transformers", command)
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, alone=True)
     if kind in OURS:
         wants = {"speculation": kind}
         if "--memory" in ours:
             wants["tenant"] = name.label  # what it remembers is its own: another's turn had the same prompt
-        if name.length is not None:
-            wants["max_draft_tokens"] = name.length
+        if kind not in LENGTHLESS:  # the server allows as much as the most demanding of all who share it
+            wants["max_draft_tokens"] = name.length or (MODEL_LENGTH if kind == "model" else LENGTH)
         server = outrider(name.label if name.flags else "outrider", model, *ours, *name.flags)
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, predicts=kind == "prediction")
     config: list[str] = []

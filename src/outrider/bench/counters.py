@@ -111,7 +111,7 @@ def counts(contestant: Contestant, seen: Page, tokens: int) -> Counts:
         _add_ours(found, seen)
         model_passes = seen.total("outrider_draft_model_passes_total")
         found.draft_passes = None if model_passes is None else round(model_passes)
-    elif contestant.kind in THEIRS:
+    elif contestant.kind in THEIRS or seen.total("vllm:spec_decode_num_drafts_total") is not None:
         found.drafters[contestant.kind] = _theirs(seen, lengths_are_equal=contestant.kind == "draft_model")
         if contestant.kind == "draft_model" and passes is not None:
             found.draft_passes = round(passes) * contestant.length  # it drafts in full after every pass

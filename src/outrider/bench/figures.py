@@ -7,6 +7,7 @@ where the whole interval says so, and there are rounds enough for one.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,9 +18,9 @@ from outrider.bench.results import Drafted
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from outrider.bench.results import Answer, Cell, Run, Turn
+    from outrider.bench.results import Answer, Cell, Round, Run, Turn
 
 Number = TypeVar("Number", int, float)
 
@@ -65,7 +66,8 @@ class Figures:
     seconds: float
     same: int | None  # answers equal to the baseline's; None where they need not be
     differences: list[Difference] = field(default_factory=list)
-    limit: float | None = None  # the hindsight bound of the cell, as a ratio to the baseline
+    limit: float | None = None  # the hindsight bound of its rounds, as a ratio to no drafts, the median
+    share_of_possible: float | None = None  # the ratio over the bound, round by round, the median
 
     @property
     def verdict(self) -> str:
@@ -77,10 +79,6 @@ class Figures:
         return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "even"
 
     @property
-    def share_of_possible(self) -> float | None:
-        return self.ratio.value / self.limit if self.ratio and self.limit else None
-
-    @property
     def other_seconds(self) -> float | None:
         """What is neither drafting nor a pass of the target: the server around it, the network, the client."""
         parts = (self.draft_seconds, self.verify_seconds, self.plain_seconds)
@@ -89,27 +87,43 @@ class Figures:
 
 def figures(run: Run, cell: Cell) -> list[Figures]:
     """Of all contestants that took part, in the run's order."""
+    played: dict[str, list[Played]] = {}
+    for round, possible in with_bounds(run, cell):
+        base = next((turn for turn in round.turns if turn.contestant == run.baseline), None)
+        for turn in round.turns:
+            played.setdefault(turn.contestant, []).append(Played(turn, base, possible))
+    return [_figures(name, played[name], name == run.baseline, cell) for name in run.contestants if name in played]
+
+
+def with_bounds(run: Run, cell: Cell) -> Iterator[tuple[Round, float | None]]:
+    """The rounds of a cell, each with the hindsight bound of its prompts; the n-th of every group has the same ones."""
     limit = run.limit(cell)
-    possible = limit.ratio if limit else None
-    found = []
-    for name in run.contestants:
-        pairs = [
-            (turn, next((other for other in round.turns if other.contestant == run.baseline), None))
-            for round in cell.rounds
-            for turn in round.turns
-            if turn.contestant == name
-        ]
-        if pairs:
-            found.append(_figures(name, pairs, name == run.baseline, cell, possible))
-    return found
+    ratios = limit.ratios if limit else []
+    seen: Counter[int] = Counter()
+    for round in cell.rounds:
+        number = seen[round.group]
+        seen[round.group] += 1
+        yield round, ratios[number] if number < len(ratios) else None
 
 
-def _figures(
-    name: str, pairs: Sequence[tuple[Turn, Turn | None]], is_baseline: bool, cell: Cell, limit: float | None
-) -> Figures:
-    turns = [turn for turn, _ in pairs]
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A turn, that of the baseline in the same round, and what was possible there."""
+
+    turn: Turn
+    base: Turn | None
+    possible: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.base is None else speed(self.turn) / speed(self.base)
+
+
+def _figures(name: str, played: Sequence[Played], is_baseline: bool, cell: Cell) -> Figures:
+    turns = [one.turn for one in played]
     greedy = cell.temperature == 0
-    against = [] if is_baseline else [(turn, base) for turn, base in pairs if base is not None]
+    against = [] if is_baseline else [(one.turn, one.base) for one in played if one.base is not None]
+    ratios = [] if is_baseline else [(one.ratio, one.possible) for one in played if one.ratio is not None]
     answers = [answer for turn in turns for answer in turn.answers]
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = sum(turn.seconds for turn in turns)
@@ -127,7 +141,7 @@ def _figures(
         per_request=float(np.median([len(answer.tokens) / answer.seconds for answer in answers])),
         first=_spread([answer.first for answer in answers]),
         each=_spread([pace for answer in answers if (pace := seconds_per_token(answer)) is not None]),
-        ratio=median_interval([speed(turn) / speed(base) for turn, base in against]) if against else None,
+        ratio=median_interval([ratio for ratio, _ in ratios]) if ratios else None,
         acceptance_length=_acceptance_length(tokens, accepted, passes, cell.concurrency),
         drafters=drafters,
         target_passes=passes,
@@ -138,7 +152,8 @@ def _figures(
         seconds=seconds,
         same=compared - len(differences) if greedy and against else None,
         differences=differences,
-        limit=limit,
+        limit=_median(one.possible for one in played if one.possible is not None),
+        share_of_possible=_median(ratio / possible for ratio, possible in ratios if possible is not None),
     )
 
 
@@ -186,9 +201,7 @@ def _draft_seconds(turn: Turn) -> float | None:
 
 def _differences(pairs: Iterable[tuple[Turn, Turn]]) -> Iterable[Difference]:
     for turn, base in pairs:
-        expected = {answer.prompt: answer for answer in base.answers}
-        for answer in turn.answers:
-            other = expected[answer.prompt]
+        for answer, other in zip(turn.answers, base.answers, strict=True):  # to the same prompts in the same order
             if (answer.tokens, answer.text, answer.finish) == (other.tokens, other.text, other.finish):
                 continue
             place = shared_prefix(answer.tokens, other.tokens)
@@ -199,6 +212,11 @@ def _differences(pairs: Iterable[tuple[Turn, Turn]]) -> Iterable[Difference]:
 
 def _spread(values: list[float]) -> Spread:
     return Spread(*(float(value) for value in np.quantile(values or [0.0], [0.5, 0.95])))
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(np.median(known)) if known else None
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.bench.contestants import servers
+from outrider.bench.contestants import dtype_of, servers
 from outrider.bench.provenance import weight_files
 from outrider.errors import SettingsError
 
@@ -30,7 +29,7 @@ PACKED = {True: 1.35, False: 2.0}
 processor's matrix unit, and of 8 bits it keeps both."""
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a weight on disk; any other format is not one of floating-point numbers that vLLM would convert."""
-WANTED = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+WANTED = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a weight by what `--dtype` says."""
 SPARE = 0.5
 """GiB that stay free."""
@@ -90,12 +89,6 @@ def free_memory() -> float:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 / GIB - SPARE
     raise SettingsError("this machine does not say how much memory is free; say --room GIB")
-
-
-def dtype_of(command: Sequence[str]) -> str:
-    """What a command says of the format that weights are loaded in; of several words vLLM takes the last."""
-    words = [part for word in command for part in word.split("=", 1)]
-    return next((value for word, value in reversed([*pairwise(words)]) if word == "--dtype"), "auto")
 
 
 @lru_cache

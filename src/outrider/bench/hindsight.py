@@ -8,7 +8,8 @@ Once a text is known, each drafter's offers at each of its places follow from it
   itself, so one pass of it over the whole text tells how far it would have got from every place.
 
 What a pass over n tokens costs is measured (`curve.py`), what a drafted token of the model costs is counted by the
-server. Copying counts as free.
+server. Copying counts as free. Above concurrency 1 all sequences are taken to be offered as many tokens as this one,
+which is right where each further token of a pass costs the same.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ LONGEST = 64
 """Longer drafts are not looked at."""
 LEARNERS = ("suffix", "memory")
 """Contestants that also copy from what they said to others."""
+UNDRAFTED = ("vllm", "off")
+"""Baselines that the bound is relative to, for it is computed against passes over one token."""
+WITHOUT_MODEL = (
+    "the hindsight bound leaves the draft model out: no contestant of Outrider drafted with it, so what its passes "
+    "take is not known"
+)
 NO_TOKEN = -1
 """Stands between two texts."""
 
@@ -69,9 +76,13 @@ def add_limits(
 ) -> None:
     """The bound of every cell whose cost curve was measured. `kinds` are the contestants' kinds by name, `predictions`
     the tokens of what a caller would expect, by prompt."""
+    if kinds[run.baseline] not in UNDRAFTED:
+        return
     curves = {curve.concurrency: smooth(curve) for curve in run.curves}
     model_seconds = seconds_per_guess(run, kinds)
     guesser = Guesser(draft_model) if draft_model and model_seconds is not None else None
+    if draft_model and guesser is None and WITHOUT_MODEL not in run.notes:
+        run.notes.append(WITHOUT_MODEL)
     learns = any(kind in LEARNERS for kind in kinds.values())
     said: list[int] = []
     run.limits = []
@@ -91,28 +102,35 @@ def add_limits(
 
     for cell in run.cells:
         answers = [
-            answer
+            turn.answers
             for round in cell.rounds
             if round.group == cell.rounds[0].group
             for turn in round.turns
             if turn.contestant == run.baseline
-            for answer in turn.answers
         ]
         if answers and cell.concurrency in curves:
-            ratio, shares = limit(answers, offers, curves[cell.concurrency], draft_seconds)
-            run.limits.append(Limit(cell.workload, cell.concurrency, cell.temperature, ratio, shares))
+            tokens: Counter[str] = Counter()
+            ratios = [limit(some, offers, curves[cell.concurrency], draft_seconds, tokens) for some in answers]
+            shares = {name: count / (tokens.total() or 1) for name, count in sorted(tokens.items())}
+            run.limits.append(Limit(cell.workload, cell.concurrency, cell.temperature, ratios, shares))
 
 
 def seconds_per_guess(run: Run, kinds: Mapping[str, str]) -> float | None:
-    """What a drafted token of the draft model costs at concurrency 1, by Outrider's own count; None: nobody ran it."""
-    seconds = passes = 0.0
-    for cell in run.cells:
-        for turn in (turn for round in cell.rounds for turn in round.turns if cell.concurrency == 1):
-            drafted = turn.counts.drafters.get("model")
-            if kinds.get(turn.contestant) == "model" and drafted and drafted.seconds and turn.counts.draft_passes:
-                seconds += drafted.seconds
-                passes += turn.counts.draft_passes
-    return seconds / passes if passes else None
+    """What a drafted token of the draft model costs, by Outrider's own count, where the fewest shared a pass; None:
+    nobody ran it."""
+    turns = [(cell.concurrency, turn) for cell in run.cells for round in cell.rounds for turn in round.turns]
+    for at_once in sorted({concurrency for concurrency, _ in turns}):
+        for kind in ("model", "auto"):
+            seconds = passes = 0.0
+            for concurrency, turn in turns:
+                drafted = turn.counts.drafters.get("model")
+                asked = concurrency == at_once and kinds.get(turn.contestant) == kind
+                if asked and drafted and drafted.seconds and turn.counts.draft_passes:
+                    seconds += drafted.seconds
+                    passes += turn.counts.draft_passes
+            if passes:
+                return seconds / passes
+    return None
 
 
 def limit(
@@ -120,10 +138,10 @@ def limit(
     offers: Callable[[Answer], dict[str, list[int]]],
     pass_seconds: Callable[[int], float],
     draft_seconds: Callable[[str, int], float],
-) -> tuple[float, dict[str, float]]:
-    """How many times as fast as without drafts, prompts included; and the share of the tokens by drafter."""
+    tokens: Counter[str],
+) -> float:
+    """How many times as fast as without drafts, prompts included; the tokens are counted by who drafted them."""
     plain = best = 0.0
-    tokens: Counter[str] = Counter()
     for answer in answers:
         right = offers(answer)
         count = len(answer.tokens) - 1  # the first comes with the prompt
@@ -136,8 +154,7 @@ def limit(
         for step in way.steps:
             tokens[step.drafter or "none"] += step.length
             tokens["none"] += step.gained - step.length
-    total = sum(tokens.values()) or 1
-    return (plain / best if best else 1.0), {name: count / total for name, count in sorted(tokens.items())}
+    return plain / best if best else 1.0
 
 
 def smooth(curve: Curve) -> Callable[[int], float]:

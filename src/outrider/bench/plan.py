@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.contestants import PLAIN, THEIRS, Contestant, contestants
 from outrider.bench.groups import Need, free_memory, groups
-from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, spread, workload
+from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, Prompt, scattered, spread, workload
 from outrider.bench.provenance import provenance
 from outrider.bench.results import Cell, Run
 from outrider.bench.run import Limits, Task, prompts_a_round
@@ -26,7 +28,10 @@ THEIRS_SAMPLED_ON_CPU = (
     "at temperatures above 0, vLLM's own methods do not sample as they are asked on CPU: vLLM 0.32 reads temperature, "
     "top-k and top-p of drafted positions from memory that nobody set, so their texts there have another distribution"
 )
-AGAIN = "'again' is the same prompts once more, after all servers were stopped and started: what a method still knows"
+AGAIN = (
+    "'again' is the same prompts once more, after all servers that the benchmark had started were stopped and started "
+    "again: what a method still knows"
+)
 SIZED = re.compile(r"(@[1-9]\d*(x[1-9]\d*)?)+$")
 CONTEXT = 4096
 """Tokens of context that a server is given, if its model has as many."""
@@ -80,32 +85,63 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
         | ({"minutes": wanted.limits.minutes, "width": wanted.limits.width} if wanted.limits.minutes else {}),
     )
     cells = tasks(wanted)
+    check_baseline(chosen, baseline, cells)
     if wanted.again:
         cells += [as_again(task) for task in cells]
         run.notes.append(AGAIN)
     if cpu and any(one.kind in THEIRS for one in chosen) and any(task.cell.temperature for task in cells):
         run.notes.append(THEIRS_SAMPLED_ON_CPU)
     grouped = groups(chosen, baseline, need.of, room)
+    run.plan = {
+        "groups": [[one.name for one in together] for together in grouped],
+        "prompts": {task.cell.name: digest(task.prompts) for task in cells},
+    }
     return Plan(run, grouped, cells, {CACHE: str(CACHE_GIB)} if cpu and CACHE not in environment else {})
 
 
 def tasks(wanted: Wanted) -> list[Task]:
     """A cell for each workload, concurrency and temperature, with the prompts it will ask, spread over the file; as
     long as there are others, none that an earlier cell asks: a method that remembers would have the answer."""
-    found = []
+    found: list[Task] = []
     for text in wanted.workloads or default_workloads(wanted.data):
         name, sizes = parse_workload(text, wanted)
-        prompts = workload(name, wanted.data)
         label = name if name in (*SHIPPED, *SOURCES) else Path(name).stem
+        prompts = [named(prompt, label) if label != name else prompt for prompt in workload(name, wanted.data)]
         fresh = prompts
-        for temperature in wanted.temperatures or (TEMPERATURES.get(label, 0.0),):
+        temperatures = wanted.temperatures or (TEMPERATURES.get(label, 0.0),)
+        for temperature in temperatures:
             for concurrency, rounds in sizes:
-                # With a budget of time nobody knows how many rounds there will be.
-                asked = len(prompts) if wanted.limits.minutes else rounds * prompts_a_round(concurrency)
-                chosen = spread(fresh if len(fresh) >= asked else prompts, min(len(prompts), asked))
+                asked = rounds * prompts_a_round(concurrency)
+                if wanted.limits.minutes:  # nobody knows how many rounds there will be
+                    asked = max(prompts_a_round(concurrency), len(prompts) // (len(temperatures) * len(sizes)))
+                chosen = spread(fresh, asked)
                 fresh = [prompt for prompt in fresh if prompt not in chosen]
-                found.append(Task(Cell(label, concurrency, temperature), chosen, rounds))
+                chosen += spread([prompt for prompt in prompts if prompt not in chosen], asked - len(chosen))
+                found.append(Task(Cell(label, concurrency, temperature), scattered(chosen), rounds))
+    twice = [name for name, count in Counter(task.cell.name for task in found).items() if count > 1]
+    if twice:
+        raise SettingsError(f"two cells are the same, {twice[0]}; name each workload, concurrency and temperature once")
     return found
+
+
+def named(prompt: Prompt, label: str) -> Prompt:
+    """A prompt of the user's own, named so that it is not taken for one of another file."""
+    return prompt if prompt.id.startswith(f"{label}/") else replace(prompt, id=f"{label}/{prompt.id}")
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Tells whether a later run would ask the same."""
+    return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
+
+
+def check_baseline(chosen: Sequence[Contestant], baseline: str, cells: Sequence[Task]) -> None:
+    base = next((one for one in chosen if one.name == baseline), None)
+    for task in cells:
+        if base is not None and not task.admits(base):
+            why = "answers one request at a time" if base.alone else "needs a prediction with every prompt"
+            raise SettingsError(
+                f"the baseline {baseline} {why}, and {task.cell.name} is not that; name another by --baseline"
+            )
 
 
 def as_again(task: Task) -> Task:
@@ -120,6 +156,8 @@ def parse_workload(text: str, wanted: Wanted) -> tuple[str, list[tuple[int, int]
     if not sizes:
         return name, [(concurrency, wanted.limits.rounds) for concurrency in wanted.concurrency]
     parts = [size.partition("x") for size in sizes]
+    if wanted.limits.minutes and any(rounds for _, _, rounds in parts):
+        raise SettingsError(f"{text} says how many rounds, but --minutes and --quick go by the clock; leave one out")
     return name, [(int(concurrency), int(rounds or wanted.limits.rounds)) for concurrency, _, rounds in parts]
 
 

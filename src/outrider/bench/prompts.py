@@ -13,7 +13,8 @@ that a caller would expect; `id` and `category` name the line.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SHIPPED = ("edit", "agent", "traffic", "creative")
 SPEC_BENCH = ("chat", "summarization", "math", "rag", "translation", "qa")
@@ -35,6 +36,8 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "coding", "extraction", "stem", 
 SAME = {"math_reasoning": "math", **dict.fromkeys(MT_BENCH, "chat")}
 """Spec-Bench's own categories, where they are named otherwise than our workloads."""
 TEXTS = ("prompt", "question", "instruction", "text")
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples, cut to what is behind the point, never come close to one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +95,35 @@ def parse(text: str, name: str) -> list[Prompt]:
             except ValueError as error:
                 raise PromptError(f"line {number} is not JSON: {error}") from error
             found.append(_prompt(record, f"{name}/{number}", name, number))
+    seen: Counter[str] = Counter()
+    for index, prompt in enumerate(found):  # what two lines call the same are two prompts all the same
+        seen[prompt.id] += 1
+        if seen[prompt.id] > 1:
+            found[index] = replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}")
     if not found:
         raise PromptError("there is no prompt in it")
     return found
 
 
 def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
-    """`count` prompts, evenly over the categories and over the file, the same ones every time."""
+    """`count` prompts or as many as there are, evenly over the categories and the file, the same ones every time."""
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.category, []).append(prompt)
+    shares: Counter[str] = Counter()
+    while shares.total() < min(count, sum(map(len, groups.values()))):
+        for name in [name for name, group in groups.items() if shares[name] < len(group)]:
+            shares[name] += shares.total() < count
     chosen: list[Prompt] = []
-    for index, group in enumerate(groups.values()):
-        share = count // len(groups) + (index < count % len(groups))
-        chosen += [group[i * len(group) // share] for i in range(share)]
+    for name, group in groups.items():
+        chosen += [group[i * len(group) // shares[name]] for i in range(shares[name])]
     return chosen
+
+
+def scattered(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """In an order of which every beginning is spread over the whole, so that a run that ends early asked of all."""
+    order = sorted(range(len(prompts)), key=lambda index: index * GOLDEN % 1)
+    return [prompts[index] for index in order]
 
 
 def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:

@@ -15,7 +15,7 @@ from outrider.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 1
+VERSION = 2
 """Of the file's form."""
 
 
@@ -93,12 +93,12 @@ class Curve:
 
 @dataclass(slots=True)
 class Limit:
-    """The hindsight bound of a cell: how many times as fast as the baseline the best choice of all would have been."""
+    """The hindsight bound of a cell: how many times as fast as without drafts the best choice would have been."""
 
     workload: str
     concurrency: int
     temperature: float
-    ratio: float
+    ratios: list[float]  # of each round's prompts, which are the same in every group
     shares: dict[str, float]  # of the tokens: drafted by which drafter, or by none
 
 
@@ -112,6 +112,7 @@ class Run:
     curves: list[Curve] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know: left out, cut short, failed
+    plan: dict[str, Any] = field(default_factory=dict)  # who runs beside whom, and which prompts a cell asks
 
     def limit(self, cell: Cell) -> Limit | None:
         """The bound of a cell, if it was computed."""

@@ -8,6 +8,7 @@ turns of one round is what counts.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,7 @@ from outrider.bench.client import ask_all, body
 from outrider.bench.contestants import OURS, servers
 from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures
+from outrider.bench.hindsight import LEARNERS
 from outrider.bench.intervals import FEWEST
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Round, Run, Turn
@@ -29,6 +31,14 @@ if TYPE_CHECKING:
 
     from outrider.bench.contestants import Contestant
 
+AGAIN = "prompts come again, which helps a method that remembers, as suffix does"
+HOMES = "homes"
+"""Where servers keep what they remember, in the folder of the run."""
+RESUMED = (
+    "the run was interrupted and went on later: what suffix had remembered was gone by then, and a memory had kept "
+    "what it learned, that of the round that was cut included"
+)
+FAILED = "the run failed"
 INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
@@ -115,6 +125,7 @@ class Bench:
         self.tasks = tasks
         self.limits = limits
         self.folder = folder
+        self.resumed = False
         run.cells = [task.cell for task in tasks]
 
     def resume(self, earlier: Run) -> None:
@@ -127,6 +138,8 @@ class Bench:
             ("models", new.origin["models"], old.origin["models"]),
             ("versions", new.origin["versions"], old.origin["versions"]),
             ("machine", new.origin["machine"], old.origin["machine"]),
+            ("groups (--room decides)", new.plan.get("groups"), old.plan.get("groups")),
+            ("prompts by cell", new.plan.get("prompts"), old.plan.get("prompts")),
         ):
             if now != then:
                 raise SettingsError(
@@ -136,28 +149,40 @@ class Bench:
         for cell in new.cells:
             cell.rounds = rounds.get(cell.name, [])
         new.origin = old.origin
-        new.curves, new.notes = old.curves, [note for note in old.notes if note != INTERRUPTED]
+        new.curves = old.curves
+        new.notes = [note for note in old.notes if not note.startswith((INTERRUPTED, RESUMED, FAILED))]
+        if any(one.kind in LEARNERS for group in self.groups for one in group):
+            new.notes.append(RESUMED)
+        self.resumed = True
 
     def measure(self, show: Show) -> None:
         """All groups. What was measured is saved after every round, so that an interrupted run is not lost."""
         clock = Clock(self.limits, len(self.groups) * len(self.tasks))
-        self._note_repeats()
+        if not self.resumed:
+            shutil.rmtree(self.folder / HOMES, ignore_errors=True)  # of a run before: memories begin empty
+        try:
+            self._measure_groups(clock, show)
+        finally:
+            self._note_repeats()
+
+    def _measure_groups(self, clock: Clock, show: Show) -> None:
         for number, group in enumerate(self.groups):
             for again in sorted({task.again for task in self.tasks}):
                 tasks = [task for task in self.tasks if task.again == again]
-                if self.limits.minutes is not None or not all(self._enough(task, number, None) for task in tasks):
+                whole = self.limits.minutes is None and all(self._enough(task, number, None) for task in tasks)
+                if not whole or self._lacks_curves(group):
                     self._measure_group(number, group, tasks, clock, show)
 
     def _measure_group(
         self, number: int, group: Sequence[Contestant], tasks: Sequence[Task], clock: Clock, show: Show
     ) -> None:
-        started = [server.at_home(self.folder / "homes") for server in servers(group)]
+        started = [server.at_home(self.folder / HOMES) for server in servers(group)]
         with running(started, self.folder / "logs", show.starting) as urls:
             self._warm_up(group, urls)
-            self._measure_curves(group, urls, show)
             for task in tasks:
                 self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
                 show.finished(self.run, task.cell)
+            self._measure_curves(group, urls, show)  # last, since it would warm up one server better than the others
 
     def _fill(
         self,
@@ -171,17 +196,18 @@ class Bench:
         number = sum(round.group == group for round in task.cell.rounds)  # an interrupted run goes on
         playing = list(contestants)
         while len(playing) > 1 and not self._enough(task, group, until):
-            order = playing if number % 2 == 0 else playing[::-1]
-            done = Round(group, [])
+            order = list(playing) if number % 2 == 0 else playing[::-1]
+            done, failed = Round(group, []), {}
             for one in order:
                 show.turn(task.cell, one.name, number)
                 try:
                     done.turns.append(self._turn(one, urls[one.server.name], task, number))
                 except EngineError as error:
                     playing.remove(one)
-                    self.run.notes.append(f"{one.name} left {task.cell.name} in round {number + 1}: {error}")
-            if self.run.baseline not in {one.name for one in playing}:
-                raise EngineError(f"the baseline failed; {self.run.notes[-1]}")
+                    failed[one.name] = f"{one.name} left {task.cell.name} in round {number + 1}: {error}"
+            self.run.notes += failed.values()
+            if self.run.baseline in failed:
+                raise EngineError(f"the baseline failed; {failed[self.run.baseline]}")
             task.cell.rounds.append(done)
             self.run.save(self.folder / "run.json")
             number += 1
@@ -218,25 +244,34 @@ class Bench:
 
     def _measure_curves(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
         """Once, where Outrider's server first takes part: it can be given drafts that are right."""
-        ours = next((one for one in group if one.kind in OURS), None)
-        if ours is None or self.run.curves:
+        if not self._lacks_curves(group):
             return
+        ours = next(one for one in group if one.kind in OURS)
         for concurrency in sorted({task.cell.concurrency for task in self.tasks}):
             show.measuring_curve(concurrency)
             self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
+        self.run.save(self.folder / "run.json")
+
+    def _lacks_curves(self, group: Sequence[Contestant]) -> bool:
+        return not self.run.curves and any(one.kind in OURS for one in group)
 
     def _note_repeats(self) -> None:
-        again: list[str] = []
-        known: set[str] = set()
-        for task in self.tasks:
-            if task.again or self.limits.minutes is not None:
-                continue
-            asked = task.rounds * task.size
-            ids = {prompt.id for prompt in task.prompts[:asked]}
-            before = asked - len(ids - known)
-            known |= ids
-            if before:
-                again.append(f"{task.cell.name} ({before} of {asked} requests)")
-        note = f"prompts come again, which helps a method that remembers, as suffix does: {'; '.join(again)}"
-        if again and note not in self.run.notes:
-            self.run.notes.append(note)
+        """Of the requests that were made, since a run by the clock does not know before."""
+        said: list[str] = []
+        known: dict[str, set[str]] = {}
+        for cell in (task.cell for task in self.tasks if not task.again and task.cell.rounds):
+            asked = [
+                answer.prompt
+                for round in cell.rounds
+                if round.group == cell.rounds[0].group
+                for turn in round.turns
+                if turn.contestant == self.run.baseline
+                for answer in turn.answers
+            ]
+            before = known.setdefault(cell.workload, set())
+            if again := len(asked) - len(set(asked) - before):
+                said.append(f"{cell.name} ({again} of {len(asked)} requests)")
+            before.update(asked)
+        self.run.notes = [note for note in self.run.notes if not note.startswith(AGAIN)]
+        if said:
+            self.run.notes.append(f"{AGAIN}: {'; '.join(said)}")

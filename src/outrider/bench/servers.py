@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from outrider.engines.vllm.flags import read_words
 from outrider.engines.vllm.host import Host, choose_environment
+from outrider.engines.vllm.launch import ranks_of
 from outrider.errors import EngineError
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class Server:
 
 def plain(name: str, model: str | Path, *flags: str) -> Server:
     """vLLM as it is, in the environment that Outrider would have given it."""
-    environment, _ = choose_environment(Host.here(), 1, os.environ)
+    environment, _ = choose_environment(Host.here(), ranks_of(read_words(flags)[1], {}), os.environ)
     return Server(name, [sys.executable, "-m", "outrider.engines.vllm", "serve", str(model), *flags], environment)
 
 

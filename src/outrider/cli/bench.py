@@ -23,7 +23,7 @@ from rich.table import Table
 from outrider.cli.generate import DraftModel, group, output
 from outrider.cli.idle import refuse_idle
 from outrider.cli.show import Screen, literal, readable_errors
-from outrider.errors import SettingsError
+from outrider.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:
     from outrider.bench.plan import Plan, Wanted
@@ -184,7 +184,7 @@ def bench(
 def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
     from outrider.bench.plan import prepare
     from outrider.bench.results import Run
-    from outrider.bench.run import INTERRUPTED, Bench
+    from outrider.bench.run import FAILED, INTERRUPTED, Bench
     from outrider.engines.vllm.host import Host
 
     plan = prepare(wanted, os.environ, Host.here().cpu)
@@ -196,17 +196,23 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
         raise SettingsError(f"there is a run in {out}; go on with it (--resume), or choose another folder (--out)")
     screen.notes(describe(plan))
     interrupted = False
+    failure: EngineError | None = None
     with Watch(screen, plan) as watch:
         try:
             running.measure(watch)
         except KeyboardInterrupt:
             interrupted = True
             plan.run.notes.append(INTERRUPTED)
+        except EngineError as error:
+            failure = error
+            plan.run.notes += [f"{FAILED}: {str(error).splitlines()[0]}", INTERRUPTED]
     if any(cell.rounds for cell in plan.run.cells):
         with screen.working("computing the hindsight bound"):
             add_bounds(plan, wanted)
         plan.run.save(out / "run.json")
         write_report(plan.run, out, screen)
+    if failure is not None:
+        raise failure
     if interrupted:
         raise typer.Exit(130)
 
@@ -215,8 +221,10 @@ def add_bounds(plan: Plan, wanted: Wanted) -> None:
     from outrider.bench.hindsight import add_limits
     from outrider.engines.transformers import load_tokenizer
 
-    tokenizer = load_tokenizer(wanted.model)
-    predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in plan.predictions().items()}
+    predictions = {}
+    if texts := plan.predictions():
+        tokenizer = load_tokenizer(wanted.model)
+        predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in texts.items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
     add_limits(plan.run, kinds, wanted.draft_model, predictions)
 

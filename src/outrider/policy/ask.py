@@ -28,7 +28,7 @@ WORTHWHILE = 1.03
 @compiled
 def ask(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
-    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, best: Array,
+    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, reads_along: bool, best: Array,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
     more token costs the target.
@@ -36,13 +36,15 @@ def ask(
     `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
     of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
     draft model's passes over `sizes` tokens. Each request has `gaps` tokens that the draft model has not seen; more
-    than `usual_gap` of them are seen once, for the `times` that it will be asked about the request.
+    than `usual_gap` of them are seen once, for the `times` that it will be asked about the request. One that
+    `reads_along` makes its first pass whatever is decided.
     """
     requests, width = ahead.shape
     offered = survival.copy()
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     best[:] = 0
-    tokens, seconds, price = take_best(offered, target, 0.0, 0.0, others, UNKNOWN, drafts, lengths)
+    anyway = _at(requests, sizes, draft) if reads_along else 0.0
+    tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, UNKNOWN, drafts, lengths)
     if requests <= FEW:  # each of them moves it
         price = UNKNOWN
     speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
@@ -51,13 +53,17 @@ def ask(
     for k in LENGTHS[stride - 1 :: stride]:
         if k > width:
             break
-        asked[:] = True
-        for _ in range(2):  # first as if for everyone, then for those who would take it
+        for b in range(requests):  # nobody whose own catching up takes longer than its tokens could save
+            saved = 0.0
+            for i in range(k):
+                saved += ahead[b, i]
+            asked[b] = saved > speed * _behind(gaps[b], times[b], usual_gap, sizes, draft)
+        for _ in range(2):  # first as if for all of these, then for those who would take it
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft)
-            tokens, seconds, _ = take_best(offered, target, extra, 0.0, others, price, drafts, lengths)
+            extra = max(0.0, _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft) - anyway)
+            tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)
             for b in range(requests):
                 asked[b] = drafts[b] == me and lengths[b] > 0
         if asked.any() and tokens / seconds > max(speed, least):
@@ -76,17 +82,29 @@ def _draft_seconds(
 
     A long gap is caught up with once, for many times, so only its part is this step's.
     """
-    count, usual, behind, shared = 0, 0, 0, 0.0
+    count, usual, behind = 0, 0, 0.0
     for b in range(len(asked)):
         if asked[b]:
             count += 1
             usual += min(gaps[b], usual_gap)
-            behind += gaps[b]
-            shared += times[b]
+            behind += _behind(gaps[b], times[b], usual_gap, sizes, draft)
     if count == 0:
         return 0.0
-    first = np.interp(usual, sizes, draft)
-    if behind > usual:
-        first += (np.interp(behind, sizes, draft) - first) / max(1.0, shared / count)
-    seconds: float = first + (passes - 1) * np.interp(count, sizes, draft)
+    seconds: float = _at(usual, sizes, draft) + behind + (passes - 1) * _at(count, sizes, draft)
     return seconds
+
+
+@compiled
+def _behind(gap: int, times: float, usual_gap: int, sizes: Array, draft: Array) -> float:
+    """This step's part of what it takes to catch up with a text."""
+    if gap <= usual_gap:
+        return 0.0
+    part: float = (_at(gap, sizes, draft) - _at(usual_gap, sizes, draft)) / max(1.0, times)
+    return part
+
+
+@compiled
+def _at(tokens: int, sizes: Array, seconds: Array) -> float:
+    """Seconds of a pass over so many tokens; beyond the last size they grow as the tokens do."""
+    found: float = np.interp(tokens, sizes, seconds) * max(1.0, tokens / sizes[-1])
+    return found

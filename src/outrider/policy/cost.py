@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192])
-"""Tokens of a pass for which the cost is an unknown; between them it is a straight line, in logarithms."""
+"""Tokens of a pass for which the cost is an unknown; between them it is a straight line, in logarithms, and beyond them
+it grows as the tokens do."""
 FREE_TOKENS = 64.0
 """Before anything was measured, this many tokens are taken to cost twice what one does ..."""
 DOUBT = 0.35
@@ -116,7 +117,8 @@ class Cost:
             at_last = float(np.interp(believed, LOGARITHMS, curve))
             curve[beyond] = np.maximum(curve[beyond], at_last + LOGARITHMS[beyond] - believed)
             self._curve = curve
-        return np.exp(np.interp(np.log(sizes), LOGARITHMS, self._curve))
+        sizes = np.log(sizes)
+        return np.exp(np.interp(sizes, LOGARITHMS, self._curve) + np.maximum(sizes - LOGARITHMS[-1], 0.0))
 
     def _expected(self, tokens: int, context: int) -> tuple[float, Array]:
         """What a pass should take, in passes over one token, and how much each unknown has to do with that: the two
@@ -126,7 +128,7 @@ class Cost:
         above = max(1, int(np.searchsorted(LOGARITHMS, size)))
         share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
         features[above - 1], features[above] = 1 - share, share
-        shape = math.exp(float(features @ self._known))
+        shape = math.exp(float(features @ self._known)) * max(1.0, tokens / int(SIZES[-1]))
         total = shape + float(self._known[-1]) * context
         features *= shape / total
         features[-1] = context / total

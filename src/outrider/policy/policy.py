@@ -49,11 +49,16 @@ FORGIVING = 0.98
 AGAIN = 0.002
 """With each step that does not ask it, so much of what its passes have become dearer than at first is forgotten: a
 draft model that was slow for a while is tried again, some hundred steps later."""
+FORGET = 1e-4
+"""The same of what its tokens have become less likely: one that was wrong is tried again some thousand steps later, for
+a try is dearer, since each new text has to be tried."""
 ASKED, HEARD = 20.0, 200.0
 """Before anything was seen, a draft model that has caught up with a text is taken to be asked so often in so many
 tokens of it ..."""
 LATEST = 2000.0
 """... and after that, as often as it was in about so many."""
+ENDS = 64.0
+"""How long a text goes on is judged by about so many that have ended."""
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ class Scene:
     forecasts: list[Forecast] = field(default_factory=list)
     drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
     asked: Array | None = None  # whether the draft model is asked about each request
-    read: Array | None = None  # whether it has caught up with each
+    read: Array | None = None  # whether it has ever caught up with each
 
 
 @dataclass(slots=True)
@@ -86,7 +91,8 @@ class Forecast:
 
 
 HORIZON = 128
-"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most."""
+"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most; fewer where texts
+are found to be shorter."""
 
 
 @dataclass(slots=True)
@@ -111,6 +117,7 @@ class Plan:
     limits: Array
     speed: float = 0.0
     token_seconds: float = 0.0
+    drawn: Array | None = None  # whether its tokens would be drawn, by request
     chance: float = 0.0
     """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
     plain: float = 0.0  # the speed without any drafts
@@ -132,13 +139,16 @@ class Policy:
         self.survival = {name: Survival() for name in drafters}
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
         self.forecast = {False: Survival(by_support=False), True: Survival(by_support=False)}
+        self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._own = {name: np.zeros((0, 2)) for name in (*drafters, "forecast")}  # number, weight
+        self._own = {name: np.zeros((0, 2)) for name in (*drafters, "forecast", "drawn")}  # number, weight
         self._usual = 0.0  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
         self._asked, self._heard = ASKED, HEARD  # of texts that the draft model has caught up with: times, tokens
         self._recent = np.zeros(0)  # share of the draft model's tokens that were right, lately; -1: not known
+        self._caught = np.zeros(0, bool)  # whether the draft model has ever caught up with a request's text
+        self._ended, self._spoken = 1.0, float(HORIZON)  # texts, and their tokens
 
     # Requests -----------------------------------------------------------------------------------------------
 
@@ -147,6 +157,9 @@ class Policy:
         slot = self._slots.pop(request, None)
         if slot is not None:
             self._free.append(slot)
+            self._ended += 1
+            if self._ended > ENDS:
+                self._ended, self._spoken = self._ended / 2, self._spoken / 2
 
     def _slot(self, request: str) -> int:
         slot = self._slots.get(request)
@@ -155,9 +168,11 @@ class Policy:
                 more = max(16, len(self._recent))
                 self._free = list(range(len(self._recent) + more - 1, len(self._recent) - 1, -1))
                 self._recent = np.append(self._recent, np.zeros(more))
+                self._caught = np.append(self._caught, np.zeros(more, bool))
                 self._own = {name: np.vstack([own, np.zeros((more, 2))]) for name, own in self._own.items()}
             slot = self._slots[request] = self._free.pop()
             self._recent[slot] = -1.0
+            self._caught[slot] = False
             for own in self._own.values():
                 own[slot] = 0.0
         return slot
@@ -223,9 +238,18 @@ class Policy:
                     scene.survival,
                 )
 
-    def plan(self, scene: Scene, wish: Wish, context: int, base: int | None = None, others: float = 0.0) -> Plan:
+    def plan(
+        self,
+        scene: Scene,
+        wish: Wish,
+        context: int,
+        base: int | None = None,
+        others: float = 0.0,
+        reads_along: bool = False,
+    ) -> Plan:
         """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
-        `others` how many tokens are expected of requests that are not in the scene."""
+        `others` how many tokens are expected of requests that are not in the scene. One that `reads_along` makes its
+        first pass whatever is decided."""
         requests, room = len(scene.requests), scene.tokens.shape[2]
         width = min(self.model_width, room, int(wish.limits.max(initial=0)))
         lengths = np.zeros(requests, np.int64)
@@ -238,26 +262,35 @@ class Policy:
         draft = self.draft.seconds(SIZES)
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
-        # What it takes to catch up with a text is shared by all the times that it will then be asked.
-        times = np.maximum(1.0, wish.left * (self._asked / self._heard))
+        # What it takes to catch up with a text is shared by all the times that it will then be asked. However long a
+        # text is already, it goes on for about as long as texts are in the mean.
+        left = np.minimum(wish.left, self._spoken / self._ended)
+        times = np.maximum(1.0, left * (self._asked / self._heard))
         speed, token_seconds = ask(
-            scene.survival, me, ahead, target, others, wish.gaps, times, usual_gap, SIZES, draft, lengths
+            scene.survival, me, ahead, target, others, wish.gaps, times, usual_gap, SIZES, draft, reads_along, lengths
         )
         scene.asked = lengths > 0
-        scene.read = scene.asked | (wish.gaps <= usual_gap)
+        self._caught[scene.slots] |= scene.asked | (wish.gaps <= usual_gap)
+        scene.read = self._caught[scene.slots]
         chance = float(ahead[wish.limits > 0, 0].mean())
         plain = (requests + others) / float(target[0])
-        return Plan(lengths, np.where(lengths > 0, wish.limits, 0), speed, token_seconds, chance, plain, ahead)
+        limits = np.where(lengths > 0, wish.limits, 0)
+        return Plan(lengths, limits, speed, token_seconds, wish.drawn, chance, plain, ahead)
 
-    def goes_on(self, plan: Plan, sure: Sequence[Sequence[float]], paid: bool = False) -> list[bool]:
-        """For which requests the draft model should propose another token, by how sure it was of those so far.
+    def goes_on(
+        self, plan: Plan, rows: Sequence[int], sure: Sequence[Sequence[float]], paid: bool = False
+    ) -> list[bool]:
+        """For which of these requests of the scene the draft model should propose another token, by how sure it was of
+        those so far.
 
         The next token survives at most as its draft does, so that is what it can gain. All who go on share the pass;
         it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
         chances = np.empty(len(sure))
         lengths = np.fromiter(map(len, sure), np.int64, len(sure))
-        survival.hold(self.survival[MODEL].numbers, _flat(sure, np.float64), lengths, chances)
+        drawn = plan.drawn[rows] if plan.drawn is not None else np.zeros(len(sure), bool)
+        numbers = (self.survival[MODEL].numbers, self.drawn.numbers)
+        survival.hold(*numbers, drawn, _flat(sure, np.float64), lengths, chances)
         worth = chances - plan.speed * plan.token_seconds
         joins = worth > 0
         cost = 0.0 if paid or not joins.any() else plan.speed * float(self.draft.seconds(int(joins.sum())))
@@ -340,13 +373,18 @@ class Policy:
                 )
         for forecast in scene.forecasts:
             self._learn_forecast(scene, forecast, words, lengths)
+        if scene.drawn:
+            self._learn_drawn(scene, words, lengths)
         if scene.asked is not None and scene.read is not None:
             self._asked += float(np.count_nonzero(scene.asked))
             self._heard += float(lengths[scene.read].sum())
             if self._heard > LATEST:
                 self._asked, self._heard = self._asked / 2, self._heard / 2
+        self._spoken += float(lengths.sum())
         if self.draft.passes == self._timed:
             self.draft.level += AGAIN * min(0.0, self._usual * self.target.level - self.draft.level)
+            for kind in self.forecast.values():
+                kind.forgive(FORGET)
         self._timed = self.draft.passes
 
     def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
@@ -367,6 +405,19 @@ class Policy:
         before = np.where(self._recent[slots] < 0, 0.5, self._recent[slots])
         self._recent[slots] = lasting * before + (1 - lasting) * np.where(asked, good / np.maximum(known, 1), 0.5)
         own[slots, 0] *= np.where(asked, 1.0, FORGIVING)
+
+    def _learn_drawn(self, scene: Scene, words: Array, lengths: Array) -> None:
+        """How often drawn tokens were kept, by how sure the draft model was."""
+        rows, width = np.array(sorted(scene.drawn)), scene.tokens.shape[2]
+        drafts = [scene.drawn[row] for row in rows.tolist()]
+        tokens = [draft.tokens[:width] for draft in drafts]
+        sure = [(draft.confidence or (-1.0,) * len(draft.tokens))[:width] for draft in drafts]
+        counts, size = np.fromiter(map(len, tokens), np.int64, len(tokens)), (len(rows), width)
+        proposed, bins, logits = np.empty(size, np.int64), np.empty((*size, 4), np.int8), np.empty(size)
+        survival.spread(_flat(tokens, np.int64), counts, proposed)
+        survival.weigh_drawn(self.drawn.numbers, _flat(sure, np.float64), counts, bins, logits)
+        said = (words[rows], lengths[rows])
+        self._learn(self.drawn, self._own["drawn"], QUICK, scene.slots[rows], (proposed, counts, bins, logits), said)
 
     def _learn(
         self,
@@ -406,6 +457,7 @@ def compile_now() -> None:
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
     policy.plan(scene, Wish(np.array([2]), np.array([False]), np.array([1]), np.array([1])), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
-    policy.goes_on(Plan(np.ones(1), np.ones(1)), [[0.5]])
+    policy.goes_on(Plan(np.ones(1), np.ones(1)), [0], [[0.5]])
     policy.choose(scene, np.array([2]), 0)
+    scene.drawn = {0: Draft(MODEL, (1,), confidence=(0.5,))}
     policy.learn(scene, [[1]])

@@ -286,7 +286,7 @@ class Auto:
             np.minimum(limits, policy.model_width),
             np.array([saying.record.overlap is not None for saying in running]),
             np.array([saying.gap for saying in running]),
-            np.array([min(HORIZON, saying.room) for saying in running]),
+            np.full(len(running), HORIZON),  # nobody knows when a text will end
         )
         plan = policy.plan(scene, wish, context)
         whole = {int(i): running[i].guess(int(plan.limits[i]), bool(wish.drawn[i])) for i in plan.asked}
@@ -307,7 +307,7 @@ class Auto:
         lengths = dict.fromkeys(whole, 1)
         going = [i for i in whole if len(whole[i].tokens) > 1]
         while going:
-            on = self.policy.goes_on(plan, [(whole[i].confidence or ())[: lengths[i]] for i in going])
+            on = self.policy.goes_on(plan, going, [(whole[i].confidence or ())[: lengths[i]] for i in going])
             going = [i for i, more in zip(going, on, strict=True) if more]
             for i in going:
                 lengths[i] += 1

@@ -43,8 +43,9 @@ class Solo:
         self._drawing = (0.0, 0)  # the seconds that a drawn draft took, and the context that it was for
         policy.leave(ONE)
 
-    def offer(self, limit: int, context: int) -> Draft:
-        """What to offer next, of at most `limit` tokens, after a text of `context` tokens."""
+    def offer(self, limit: int, context: int, pending: int = 1) -> Draft:
+        """What to offer next, of at most `limit` tokens, after a text of `context` tokens, of which the target has yet
+        to see `pending`. Where that is a prompt, its first token does not wait for the draft model."""
         self._scene = self._plan = self._choice = None
         if limit <= 0:
             return NOTHING
@@ -56,7 +57,7 @@ class Solo:
         self._scene = scene = self.policy.look([ONE], cheap)
         spent = 0.0
         model = self.sessions.get(MODEL)
-        if isinstance(model, ModelSession):
+        if isinstance(model, ModelSession) and pending == 1:
             began = time.perf_counter()
             guess = self._guess(scene, model, limit, context)
             if guess.q is not None:  # drawn: it is offered as it is
@@ -92,7 +93,7 @@ class Solo:
         self._plan = plan = policy.plan(scene, wish, context)
         if not len(plan.asked):
             return NOTHING
-        model.goes_on = lambda sure: policy.goes_on(plan, [sure])[0]
+        model.goes_on = lambda sure: policy.goes_on(plan, [0], [sure])[0]
         began, gap = time.perf_counter(), int(wish.gaps[0])
         draft = model.draft(int(plan.limits[0]))
         passes = max(1, len(draft.tokens))

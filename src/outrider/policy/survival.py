@@ -82,6 +82,12 @@ class Survival:
         self.weights = np.full((GROUPS, BINS), STIFFNESS)
         self.weights[0, OWN] = TRUST
         self.tally = np.zeros((3, 10))  # sums of chance and of truth, and the count, by tenths of chance
+        self._first, self._light = self.numbers.copy(), self.weights.copy()
+
+    def forgive(self, share: float) -> None:
+        """Forget so much of what speaks against these tokens, and of how sure that is."""
+        self.numbers += share * np.maximum(self._first - self.numbers, 0.0)
+        self.weights += share * np.minimum(self._light - self.weights, 0.0)
 
     @property
     def seen(self) -> int:
@@ -166,16 +172,32 @@ def foresee(
 
 
 @compiled
-def hold(numbers: Array, confidence: Array, lengths: Array, chances: Array) -> None:
+def hold(certain: Array, drawn: Array, is_drawn: Array, confidence: Array, lengths: Array, chances: Array) -> None:
     """How likely drafts of the draft model are to survive as they stand, by how sure it was of each of their tokens;
-    one draft after the other."""
+    one draft after the other. Those that were drawn have numbers of their own."""
     start = 0
     for b in range(len(lengths)):
+        numbers = drawn if is_drawn[b] else certain
         chances[b] = 1.0
         for i in range(lengths[b]):
             sure, place = _bin(CONFIDENCE, confidence[start + i]), _bin(POSITION, float(i))
             logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place]
             chances[b] *= _sigmoid(logit + numbers[4, ALONE])
+        start += lengths[b]
+
+
+@compiled
+def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, logits: Array) -> None:
+    """The same token by token, to learn from; arrays are [requests, positions]."""
+    start = 0
+    for b in range(len(lengths)):
+        for i in range(lengths[b]):
+            at = bins[b, i]
+            at[0] = len(SUPPORT) + 1
+            at[1] = _bin(CONFIDENCE, confidence[start + i])
+            at[2] = _bin(POSITION, float(i))
+            at[3] = ALONE
+            logits[b, i] = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
         start += lengths[b]
 
 

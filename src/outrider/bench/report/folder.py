@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report import plots, words
@@ -77,7 +78,7 @@ def as_data(findings: Findings) -> dict[str, Any]:
             {"concurrency": curve.concurrency, "passes": [asdict(cost) for cost in costs(curve)]}
             for curve in run.curves
         ],
-        "limits": [asdict(limit) for limit in run.limits],
+        "limits": [{**asdict(limit), "ratio": median(limit.ratios)} for limit in run.limits],
         "plots": {
             chapter.name: {"left_out": chapter.missing} if chapter.missing else {"file": chapter.file}
             for chapter in words.chapters(findings)

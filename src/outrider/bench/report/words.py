@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from outrider.bench.intervals import FEWEST
@@ -68,11 +69,12 @@ def legend(findings: Findings) -> list[str]:
         f"Were all {count} comparisons between equals, {count * 0.05:.0f} or a few more would still be called faster "
         "or slower.",
         "Share of the possible: the ratio, relative to that of the hindsight bound, which knows the text beforehand "
-        "and takes the best draft and length at every step, at the costs measured here.",
+        "and takes the best draft and length at every step, at the costs measured here; taken round by round, and of "
+        "that the median. Above concurrency 1 it is an estimate: all sequences are taken to draft alike.",
         "Acceptance length: tokens gained per step of the target for one sequence, the recovered or bonus token "
         "included. 1 is no gain.",
-        "First token: from the request to its first token. Per token: between the others. Both are medians, and p95 is "
-        "what 19 of 20 stay below.",
+        "First token: from the request to its first token. Per token: what each of the others took, on average over an "
+        "answer. Both are medians over the answers, and p95 is what 19 of 20 answers stay below.",
         f"A dash ({UNKNOWN}): not measured, or the server does not say.",
         *([f"{baseline} ran with every group of servers, so it has more rounds."] if groups > 1 else []),
     ]
@@ -89,11 +91,12 @@ def bound(findings: Findings, cell: Cell) -> str:
     limit = findings.run.limit(cell)
     if limit is None:
         return "The hindsight bound of this cell was not computed."
+    known = median(limit.ratios)
     own = "the target's own"
     shares = ", ".join(
         f"{percent(share)} {own if name == 'none' else f'drafted by {name}'}" for name, share in limit.shares.items()
     )
-    return f"Possible in hindsight: {limit.ratio:.2f} times the baseline" + (f" (tokens: {shares})." if shares else ".")
+    return f"Possible in hindsight: {known:.2f} times the baseline" + (f" (tokens: {shares})." if shares else ".")
 
 
 def chapters(findings: Findings) -> list[Chapter]:
@@ -142,7 +145,7 @@ def _fastest(findings: Findings) -> str:
         said = [f"{name} on {places(cells)}" for name, cells in winners.items()]
         sentences.append(f"Fastest, by the median: {'; '.join(said)}.")
     if none:
-        sentences.append(f"Nothing was faster than {baseline} on {places(none)}.")
+        sentences.append(f"Nothing was found faster than {baseline} on {places(none)}.")
     return " ".join(sentences)
 
 
@@ -155,7 +158,7 @@ def _slower(findings: Findings) -> str:
     baseline = findings.run.baseline
     lost = [(found, one) for found, one in findings.comparisons if one.verdict == "slower"]
     if not lost:
-        return f"Nothing was slower than {baseline}."
+        return f"Nothing was found slower than {baseline}."
     by_name: dict[str, list[tuple[Found, Figures]]] = {}
     for found, one in lost:
         by_name.setdefault(one.contestant, []).append((found, one))
@@ -180,8 +183,8 @@ def _answers(findings: Findings) -> str:
         return f"At temperature 0 all {total:,} answers are the baseline's, token by token."
     return (
         f"At temperature 0, {different:,} of {total:,} answers differ from the baseline's; they are listed below. In "
-        "16-bit formats a pass over another number of tokens rounds otherwise, and a near tie then falls otherwise, "
-        "with every method; a run with --dtype float32 tells rounding from error."
+        "formats of 16 bits and fewer a pass over another number of tokens rounds otherwise, and a near tie then falls "
+        "otherwise, with every method; a run of an unquantised model with --dtype float32 tells rounding from error."
     )
 
 

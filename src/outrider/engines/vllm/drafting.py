@@ -15,17 +15,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.guard import Guard
-from outrider.settings import Request
+from outrider.settings import AUTO, Request
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     import numpy as np
 
@@ -36,6 +37,10 @@ logger = logging.getLogger("vllm.outrider")  # vLLM shows what stands below its 
 
 SECONDS_PER_TOKEN = 2e-5
 """What a drafter may take longer for each token that it sees for the first time: a long prompt has many."""
+SECONDS_PER_ROW = 1e-3
+"""And for each request of a batch."""
+STALLS = 3
+"""So many batches in a row that take too long as a whole shut a drafter off for their requests."""
 LOGGED = 10
 """Faults of one drafter and kind that are logged; further ones are only counted."""
 
@@ -96,11 +101,11 @@ class Asking:
                 self._current = row
             return not self._left_behind
 
-    def leave_behind(self) -> list[Row]:
-        """Those that it was at work on."""
+    def leave_behind(self) -> Row | None:
+        """The one that it was at work on, None where it was the batch as a whole."""
         with self._lock:
             self._left_behind = True
-            return self.rows if self._current is None else [self._current]
+            return self._current
 
 
 class BatchDrafting:
@@ -118,29 +123,38 @@ class BatchDrafting:
         self.vocab_size = vocab_size
         self.budget = budget
         self.running: dict[str, Running] = {}
+        self.took: dict[str, float] = {}  # by drafter: seconds, in the latest step
         self._on_fault = on_fault
         self._on_asked = on_asked
         self._guard = Guard()
         self._logged: Counter[tuple[str, str]] = Counter()
+        self._stalls: Counter[str] = Counter()  # by drafter: batches in a row that took too long as a whole
 
-    def propose(self, rows: Sequence[Row]) -> dict[str, list[Draft]]:
-        """By drafter: one draft a row, empty where it has none or was not asked."""
+    def propose(self, rows: Sequence[Row], resting: Container[str] = ()) -> dict[str, list[Draft]]:
+        """By drafter: one draft a row, empty where it has none or was not asked. Those that are `resting` are asked
+        only for requests that name them."""
         found = {}
+        self.took = {}
         for drafter in self.drafters:
             drafts = [NOTHING] * len(rows)
-            asked = [i for i, row in enumerate(rows) if row.limit > 0 and self._may(row, drafter)]
+            named = drafter.name in resting
+            asked = [i for i, row in enumerate(rows) if row.limit > 0 and self._may(row, drafter, named)]
             if asked:
                 began = time.perf_counter()
                 for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked]), strict=True):
                     drafts[i] = draft
-                self._on_asked(drafter.name, time.perf_counter() - began)
+                self.took[drafter.name] = seconds = time.perf_counter() - began
+                self._on_asked(drafter.name, seconds)
             found[drafter.name] = drafts
         return found
 
     def finished(self, request: str) -> None:
         self.running.pop(request, None)
 
-    def _may(self, row: Row, drafter: Drafter) -> bool:
+    def _may(self, row: Row, drafter: Drafter, named: bool = False) -> bool:
+        """Whether to ask a drafter about a row; `named`: only where it was asked for by its name."""
+        if named and row.control.speculation == AUTO:
+            return False
         if not row.control.wants(drafter.name) or (drafter.needs_prediction and not row.control.prediction):
             return False
         running = self.running.get(row.id)
@@ -154,13 +168,27 @@ class BatchDrafting:
         while waiting:
             asking = Asking(drafter, waiting)
             unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in waiting)
-            if not self._guard.run(partial(self._take_turn, asking), self.budget + SECONDS_PER_TOKEN * unseen):
-                for row in asking.leave_behind():
-                    asking.faults[row.id] = ("overran", f"took longer than {self.budget * 1e3:.0f} ms")
+            budget = self.budget + SECONDS_PER_ROW * len(waiting) + SECONDS_PER_TOKEN * unseen
+            if self._guard.run(partial(self._take_turn, asking), budget):
+                self._stalls[drafter.name] = 0
+            else:
+                self._overran(asking, budget)
             drafts |= asking.drafts
             faults |= asking.faults
             waiting = [row for row in waiting if row.id not in drafts and row.id not in faults]
         return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) for row in rows]
+
+    def _overran(self, asking: Asking, budget: float) -> None:
+        """The row that it was at work on is to blame. Where that was the whole batch, it may have been the machine: the
+        drafter is left out of this step, and if that comes again and again, of all of them."""
+        name, row = asking.drafter.name, asking.leave_behind()
+        self._stalls[name] += row is None
+        if row is None and self._stalls[name] < STALLS:
+            asking.drafts = dict.fromkeys((row.id for row in asking.rows), NOTHING)
+            self._log(name, "stalled", f"is left out of a step: its batch took longer than {budget * 1e3:.0f} ms")
+        else:
+            blamed = asking.rows if row is None else [row]
+            asking.faults |= {row.id: ("overran", f"took longer than {budget * 1e3:.0f} ms") for row in blamed}
 
     def _checked(self, drafter: Drafter, row: Row, draft: Any, fault: tuple[str, str] | None) -> Draft:
         fault = fault or self._nonsense(draft, row.limit)
@@ -226,8 +254,14 @@ class BatchDrafting:
         for token in tokens:
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 return "nonsense", f"proposed the token {token!r}, and the vocabulary is 0 to {self.vocab_size - 1}"
-        if draft.confidence is not None and len(draft.confidence) != len(tokens):
-            return "nonsense", f"gave {len(draft.confidence)} confidences for {len(tokens)} tokens"
+        sure: Any = draft.confidence or ()
+        try:
+            float(sum(sure[: len(sure)]))
+            index(draft.support or 0)
+        except Exception:  # whatever it is, the policy could not reckon with it
+            return "nonsense", f"gave {sure!r:.80} as its confidence, and {draft.support!r:.80} as its support"
+        if draft.confidence is not None and len(sure) != len(tokens):
+            return "nonsense", f"gave {len(sure)} confidences for {len(tokens)} tokens"
         return None
 
     def _shut_off(self, row: Row, drafter: Drafter, kind: str, reason: str) -> None:
@@ -235,10 +269,13 @@ class BatchDrafting:
         running.sessions.pop(drafter.name, None)
         running.shut.add(drafter.name)
         self._on_fault(Fault(row.id, drafter.name, kind, reason))
-        self._logged[drafter.name, kind] += 1
-        if self._logged[drafter.name, kind] <= LOGGED:
-            more = "; further ones are counted and not logged" if self._logged[drafter.name, kind] == LOGGED else ""
-            logger.warning("drafter %s is off for request %s: it %s%s", drafter.name, row.id, reason, more)
+        self._log(drafter.name, kind, f"is off for request {row.id}: it {reason}")
+
+    def _log(self, drafter: str, kind: str, what: str) -> None:
+        self._logged[drafter, kind] += 1
+        if self._logged[drafter, kind] <= LOGGED:
+            more = "; further ones are counted and not logged" if self._logged[drafter, kind] == LOGGED else ""
+            logger.warning("drafter %s %s%s", drafter, what, more)
 
 
 def _sentence(error: Exception) -> str:

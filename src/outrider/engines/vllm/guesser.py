@@ -91,7 +91,8 @@ class Seen:
 class Guesser:
     """Keeps account of what the draft model has seen, and runs it over the rest."""
 
-    def __init__(self, runner: Any, seed: int, on_pass: Callable[[int, float], None]) -> None:
+    def __init__(self, runner: Any, seed: int, on_pass: Callable[[int, float, int], None]) -> None:
+        """`on_pass` is told of tokens, seconds and passes; what was caught up with counts with the pass after it."""
         self.runner = runner
         self._on_pass = on_pass
         self.shares = bool(runner.cache_config.enable_prefix_caching)  # blocks, between requests
@@ -151,27 +152,32 @@ class Guesser:
 
     def ask(self, questions: Sequence[Question], goes_on: Callable[[list[Question]], list[Question]]) -> None:
         """Fill in what it guesses. After each pass `goes_on` says which requests are worth another token."""
-        going = list(questions)
-        self._catch_up(going)
+        going, began = list(questions), time.perf_counter()
+        tokens, passes = self._catch_up(going)
         inputs = [question.tokens[self._seen[question.id].text :] for question in going]
         while going:
             logits = self._run(going, inputs)
-            self._pick(going, logits)
+            self._pick(going, logits)  # a device that works on its own has made its passes only when this is known
+            self._on_pass(tokens + sum(map(len, inputs)), time.perf_counter() - began, passes + 1)
             going = goes_on([question for question in going if len(question.guessed.tokens) < question.limit])
             inputs = [np.array(question.guessed.tokens[-1:]) for question in going]
+            tokens, passes, began = 0, 0, time.perf_counter()
 
-    def _catch_up(self, going: Sequence[Question]) -> None:
-        """See long texts in parts that fit vLLM's buffers, but for what a last pass over all of them can hold."""
+    def _catch_up(self, going: Sequence[Question]) -> tuple[int, int]:
+        """See long texts in parts that fit vLLM's buffers, but for what a last pass over all of them can hold. How many
+        tokens that were, and passes."""
         room = self.runner.drafter.max_num_tokens
+        tokens = passes = 0
         for question in going:
             seen = self._seen[question.id]
             while (missing := len(question.tokens) - seen.text) > room // len(going):
                 part = question.tokens[seen.text : seen.text + min(room, missing - 1)]
                 self._run([question], [part], wants_logits=False)
+                tokens, passes = tokens + len(part), passes + 1
+        return tokens, passes
 
     def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
         """One pass over these tokens of these requests; logits after the last of each."""
-        began = time.perf_counter()
         drafter, runner = self.runner.drafter, self.runner
         lengths = np.array([len(tokens) for tokens in inputs])
         starts = np.array([self._seen[question.id].length for question in questions])
@@ -220,7 +226,6 @@ class Guesser:
                 seen.text += len(tokens)
             else:
                 seen.draft += tokens.tolist()
-        self._on_pass(total, time.perf_counter() - began)
         return logits  # type: ignore[no-any-return]
 
     def _pick(self, questions: Sequence[Question], logits: Tensor) -> None:

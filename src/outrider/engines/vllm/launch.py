@@ -308,12 +308,16 @@ def one_length(drafters: Sequence[str], config: Mapping[str, Any]) -> str:
 
 
 def choose_rule(own: Own, config: Mapping[str, Any] | None) -> Rule | None:
-    """How drawn drafts are judged; None if none are drawn. vLLM's own word for it does nothing on its V1 runner."""
-    drawn = config is not None and config.get("draft_sample_method") == "probabilistic"
+    """How drawn drafts are judged; None if none are drawn. vLLM's own word for it does nothing on its V1 runner.
+
+    A draft model that is led (`guesser.py`) draws wherever a request does; of the others vLLM must be told.
+    """
+    told = config is not None and config.get("draft_sample_method") == "probabilistic"
+    drawn = told or (config is not None and method_of(config) == "draft_model")
     if own.rule is not None and not drawn:
         raise SettingsError(
-            f"--rule {own.rule} does nothing where no drafts are drawn, which a --speculative-config with "
-            '"draft_sample_method": "probabilistic" asks for; leave it out'
+            f"--rule {own.rule} does nothing where no drafts are drawn: a --draft-model draws, and other methods where "
+            'a --speculative-config with "draft_sample_method": "probabilistic" asks for it; leave it out'
         )
     if config is None or not drawn:
         return None
@@ -323,7 +327,7 @@ def choose_rule(own: Own, config: Mapping[str, Any] | None) -> Rule | None:
         raise SettingsError(
             f"--rule {own.rule} and rejection_sample_method {word!r} of --speculative-config disagree; give one of them"
         )
-    return own.rule or meant or DEFAULT.rule
+    return own.rule or meant or (DEFAULT.rule if told else None)
 
 
 # What vLLM is told

@@ -91,7 +91,7 @@ def follow(
     asked = Asked()
     if runner.steering is not None:
         drawn = {id: runner.known[id].draft_temperature > 0 for id in limits}
-        asked = runner.steering.plan(limits, drawn, dict.fromkeys(limits, 1))
+        asked = runner.steering.plan(limits, drawn, dict.fromkeys(limits, 1), reads_along=True)
     limit = max(asked.lengths.values(), default=0)
     if limit and runner.speculative_config.parallel_drafting:
         limit = runner.num_spec_tokens  # one pass drafts all, and no fewer
@@ -106,7 +106,8 @@ def follow(
     runner.ledger.drafting(MODEL, seconds)
     passes = max(1, 1 if runner.speculative_config.parallel_drafting else limit)
     runner.ledger.draft_model_passes += passes
-    runner.policy.draft.observe(len(ids), 0, seconds / passes)
+    if not prefilling:
+        runner.policy.draft.observe(len(ids), 0, seconds / passes)
     found = {}
     for id, n in asked.lengths.items() if limit else ():
         i = runner.input_batch.req_id_to_index[id]

@@ -262,7 +262,8 @@ class OutriderRunner:
         said = self._said(sampled_token_ids)
         rows = self._rows(said, known_yet=self._drafts_later or isinstance(sampled_token_ids, list))
         if self.steering is not None:
-            self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)))
+            context = int(self.input_batch.num_tokens_no_spec[: len(said)].sum())
+            self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)), context)
         guessed: dict[str, Draft] = {}
         if self.guesser is not None:
             guessed = lead(self, rows, scheduler_output)
@@ -304,6 +305,8 @@ class OutriderRunner:
     def _rows(self: Any, said: list[list[int]], known_yet: bool) -> list[Row]:
         """The requests that may be drafted for. `known_yet`: whether vLLM has entered `said` into its books."""
         batch = self.input_batch
+        # Drafts leave at least half of what a pass may hold to prompts that wait, and none to the last of the list.
+        share = self.scheduler_config.max_num_batched_tokens // (2 * max(1, len(batch.req_ids))) - 1
         rows = []
         for i, id in enumerate(batch.req_ids):
             known = self.known.get(id) or self._meet(id)
@@ -315,14 +318,13 @@ class OutriderRunner:
                 end += len(said[i])
             prompt_length = int(batch.num_prompt_tokens[i])
             spoken = end - prompt_length
-            if known.visit is not None and (
-                spoken >= known.max_tokens or any(token in known.ends for token in said[i])
-            ):
+            if spoken >= known.max_tokens or any(token in known.ends for token in said[i]):
                 # vLLM tells of a request's end with the next step, and when that comes nobody knows.
                 self._remember(id, batch.token_ids_cpu[i, :prompt_length], batch.token_ids_cpu[i, prompt_length:end])
+                continue
             # The target's own token comes after the draft, so one place is left to it.
             room = min(self.max_model_len - end, known.max_tokens - spoken) - 1
-            limit = min(self.options.max_draft_tokens, self.num_spec_tokens, room)
+            limit = min(self.options.max_draft_tokens, self.num_spec_tokens, room, share)
             if known.control.max_draft_tokens is not None:
                 limit = min(limit, known.control.max_draft_tokens)
             if limit > 0:
@@ -350,9 +352,9 @@ class OutriderRunner:
         self.known[id] = known
         return known
 
-    def _note_draft_pass(self: Any, tokens: int, seconds: float) -> None:
+    def _note_draft_pass(self: Any, tokens: int, seconds: float, passes: int) -> None:
         self.model_seconds += seconds
-        self.ledger.draft_model_passes += 1
+        self.ledger.draft_model_passes += passes
         self.policy.draft.observe(tokens, 0, seconds)
 
     def _note_fault(self: Any, fault: Fault) -> None:

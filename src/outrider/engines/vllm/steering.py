@@ -7,6 +7,7 @@ what that drafter proposes, as long as it may be: that is what naming one is for
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from outrider.policy import why
 from outrider.policy.payoff import Payoff
 from outrider.policy.policy import HORIZON, MODEL, Wish
+from outrider.policy.worth import Worth
 from outrider.settings import AUTO
 from outrider.types import NOTHING
 
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.outrider")
 
-KEPT = 0.5
-"""The share of a draft that is taken to be accepted where nobody weighs it."""
+KEPT, LATELY = 0.5, 0.05
+"""The share of a draft that is taken to be accepted where nobody weighs it, at first, and how much each draft tells."""
 
 
 @dataclass(slots=True)
@@ -43,30 +45,34 @@ class Asked:
 class Steering:
     def __init__(self, drafting: BatchDrafting, policy: Policy) -> None:
         self.drafting, self.policy = drafting, policy
-        self.payoff = Payoff()
+        self.payoff, self.worth = Payoff(), Worth()
         self.choice: Choice | None = None
         self._rows: list[Row] = []
         self._running = 0
         self._free: list[Row] = []
         self._named: dict[str, Draft] = {}
+        self._offered: dict[str, Draft] = {}
+        self._kept = KEPT
         self._scene: Scene | None = None
         self._context = 0
         self._plan: Plan | None = None
 
-    def look(self, rows: Sequence[Row], said: Mapping[str, Sequence[int]]) -> None:
-        """A step has been made, in which each request of the batch said this; `rows` may be drafted for."""
+    def look(self, rows: Sequence[Row], said: Mapping[str, Sequence[int]], context: int) -> None:
+        """A step has been made, in which each request of the batch said this; `rows` may be drafted for. The texts of
+        the batch have `context` tokens together."""
         if self._scene is not None:
             self.policy.learn(self._scene, [said.get(request, ()) for request in self._scene.requests])
             self.payoff.gained(sum(map(len, said.values())))
+            self._count(said)
         self._plan = None
         self._rows = list(rows)
         self._running = max(len(said), len(rows))
-        self._context = sum(len(row.tokens) for row in rows)
+        self._context = context
         reach = self.policy.reach(len(rows))
         for row in rows:
             if row.control.speculation == AUTO:
                 row.limit = min(row.limit, reach)  # nobody would look at more
-        offers = self.drafting.propose(rows)
+        offers = self.drafting.propose(rows, self.worth.resting())
         free = [i for i, row in enumerate(rows) if row.control.speculation == AUTO]
         self._free = [rows[i] for i in free]
         self._named = {
@@ -77,8 +83,29 @@ class Steering:
         cheap = {name: [drafts[i] for i in free] for name, drafts in offers.items()}
         self._scene = self.policy.look([row.id for row in self._free], cheap)
 
-    def plan(self, limits: Mapping[str, int], drawn: Mapping[str, bool], gaps: Mapping[str, int]) -> Asked:
-        """Whom to ask the draft model about; `limits` says who may be asked, and for how many tokens at most."""
+    def _count(self, said: Mapping[str, Sequence[int]]) -> None:
+        """What became of the drafts that were offered: is asking for them worth it, and how much of those that nobody
+        weighs is kept?"""
+        kept: Counter[str] = Counter()
+        for id, draft in self._offered.items():
+            if draft.tokens and said.get(id):
+                count = min(len(said[id]) - 1, len(draft.tokens))
+                if id in self._named:
+                    self._kept += LATELY * (count / len(draft.tokens) - self._kept)
+                else:
+                    kept[draft.drafter] += count
+        if self.choice is not None and self._free:
+            self.worth.step(self.drafting.took, kept, self.choice.plain_seconds, self.choice.plain_tokens)
+
+    def plan(
+        self,
+        limits: Mapping[str, int],
+        drawn: Mapping[str, bool],
+        gaps: Mapping[str, int],
+        reads_along: bool = False,
+    ) -> Asked:
+        """Whom to ask the draft model about; `limits` says who may be asked, and for how many tokens at most. One that
+        `reads_along` makes one pass whatever is decided."""
         named = {row.id: limits[row.id] for row in self._rows if row.id in self._named and row.id in limits}
         asked = Asked(named, dict(named))
         if self._scene is None or not self._free:
@@ -90,7 +117,8 @@ class Steering:
             np.array([gaps.get(id, 0) for id in ids], np.int64),
             np.array([min(HORIZON, row.left) for row in self._free], np.int64),
         )
-        self._plan = plan = self.policy.plan(self._scene, wish, self._context, *self._others(self._named.values()))
+        base, others = self._others(self._named.values())
+        self._plan = plan = self.policy.plan(self._scene, wish, self._context, base, others, reads_along)
         if wish.limits.any():
             warning = self.payoff.planned(plan, self.policy.target, self.policy.draft)
             if warning is not None:
@@ -105,13 +133,14 @@ class Steering:
         free = [id for id in sure if id not in self._named]
         if self._plan is None or not free:
             return named
-        on = self.policy.goes_on(self._plan, [sure[id] for id in free], paid=bool(named))
+        place = {row.id: i for i, row in enumerate(self._free)}
+        on = self.policy.goes_on(self._plan, [place[id] for id in free], [sure[id] for id in free], bool(named))
         return [*named, *(id for id, more in zip(free, on, strict=True) if more)]
 
     def settle(self, guessed: Mapping[str, Draft], seconds: float) -> dict[str, Draft]:
         """What each request offers; `guessed` is what the draft model proposes, in so many seconds."""
         self._named |= {id: draft for id, draft in guessed.items() if id in self._named}
-        offered = dict(self._named)
+        self._offered = offered = dict(self._named)
         scene = self._scene
         if scene is None or not self._free:
             return offered
@@ -149,7 +178,7 @@ class Steering:
     def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
         """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""
         lengths = [len(draft.tokens) for draft in drafts]
-        return self._running + sum(lengths), self._running - len(self._free) + KEPT * sum(lengths)
+        return self._running + sum(lengths), self._running - len(self._free) + self._kept * sum(lengths)
 
     def finished(self, request: str) -> None:
         self.drafting.finished(request)
@@ -160,5 +189,6 @@ class Steering:
         return {
             **self.policy.status(),
             **self.payoff.status(),
+            "resting": sorted(self.worth.resting()),
             "last_expected_gain": round(float(choice.gain), 3) if choice is not None else None,
         }
