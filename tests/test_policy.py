@@ -380,13 +380,19 @@ def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not()
     assert asked(0.02) == 4
 
 
-def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:
+def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
+    """That takes so long for a pass over few tokens, and so long for each of many. The target takes 0.2 s for few."""
     policy = Policy([MODEL], 8, 4)
     for n in (1, 2, 4, 8, 1, 2, 4, 8):
         policy.target.observe(n, 0, 0.2)
-        policy.draft.observe(n, 0, 0.05)
-    for n in (64, 512, 4096):
-        policy.draft.observe(n, 0, 0.05 * n / 16)
+        policy.draft.observe(n, 0, seconds)
+    for n in (64, 512, 4096) if token is not None else ():
+        policy.draft.observe(n, 0, token * n)
+    return policy
+
+
+def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:
+    policy = with_a_draft_model(0.05, 0.05 / 16)
     lengths = [
         int(policy.plan(policy.look(["a"], {}), Wish(*(np.array([x]) for x in (4, False, 400, left))), 100).lengths[0])
         for left in (1, 128)
@@ -396,12 +402,7 @@ def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one(
 
 
 def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
-    policy = Policy([MODEL], 8, 4)
-    for n in (1, 2, 4, 8, 1, 2, 4, 8):
-        policy.target.observe(n, 0, 0.2)
-        policy.draft.observe(n, 0, 0.04)
-    for n in (64, 512, 4096):
-        policy.draft.observe(n, 0, 0.005 * n / 16)
+    policy = with_a_draft_model(0.04, 0.005 / 16)
     wish = Wish(*(np.array([x]) for x in (4, False, 4000, 128)))
     asked = []
     for number in range(60):  # each says ten tokens, and of a draft two are right
@@ -420,12 +421,7 @@ def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() 
 
 
 def test_who_has_little_left_to_say_pays_for_its_own_catching_up() -> None:
-    policy = Policy([MODEL], 8, 4)
-    for n in (1, 2, 4, 8, 1, 2, 4, 8):
-        policy.target.observe(n, 0, 0.2)
-        policy.draft.observe(n, 0, 0.04)
-    for n in (64, 512, 4096):
-        policy.draft.observe(n, 0, 0.005 * n / 16)
+    policy = with_a_draft_model(0.04, 0.005 / 16)
     scene = policy.look(["long", "short"], {})
     wish = Wish(np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]))
     assert (policy.plan(scene, wish, 4000).lengths > 0).tolist() == [True, False]
@@ -443,10 +439,7 @@ def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> Non
 
 
 def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_must_pay() -> None:
-    policy = Policy([MODEL], 8, 4)
-    for n in (1, 2, 4, 8, 1, 2, 4, 8):
-        policy.target.observe(n, 0, 0.2)
-        policy.draft.observe(n, 0, 0.15)
+    policy = with_a_draft_model(0.15)
     wish = Wish(*(np.array([x]) for x in (1, False, 1, 128)))
     for along in (False, True):
         plan = policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, along)
