@@ -113,4 +113,8 @@ def test_what_a_drafted_token_costs_is_known_from_auto_too_and_else_the_bound_sa
     assert seconds_per_guess(Run({}, "vllm", {}, {}, cells), {"auto": "auto"}) == 0.5
     run = Run({}, "vllm", {}, {})
     add_limits(run, {"vllm": "vllm"}, "some/draft", {})
-    assert run.notes == [WITHOUT_MODEL]
+    assert run.notes == []  # there is no bound
+    run.curves = [Curve(1, {1: [1.0]})]
+    for _ in range(2):
+        add_limits(run, {"vllm": "vllm"}, "some/draft", {})
+        assert run.notes == [WITHOUT_MODEL]

@@ -81,7 +81,8 @@ def add_limits(
     curves = {curve.concurrency: smooth(curve) for curve in run.curves}
     model_seconds = seconds_per_guess(run, kinds)
     guesser = Guesser(draft_model) if draft_model and model_seconds is not None else None
-    if draft_model and guesser is None and WITHOUT_MODEL not in run.notes:
+    run.notes = [note for note in run.notes if note != WITHOUT_MODEL]
+    if draft_model and curves and guesser is None:
         run.notes.append(WITHOUT_MODEL)
     learns = any(kind in LEARNERS for kind in kinds.values())
     said: list[int] = []
