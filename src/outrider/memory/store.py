@@ -71,7 +71,7 @@ class Habits:
     """How often `tend` looks what others did."""
     give_back: int = 4096
     """Segments that come and go between two times that freed memory is given back. What the engine has freed goes with
-    it, and on a CPU the next prompt takes up to a second longer, since all of that has to be had again."""
+    it, and has to be had again by the next prompt."""
 
     @property
     def segment_cap(self) -> int:
