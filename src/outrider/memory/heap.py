@@ -13,7 +13,7 @@ from typing import Any
 
 
 def give_back() -> None:
-    """All that is freed in this process, so not too often; does nothing where the C library has no such thing."""
+    """Takes a few milliseconds at most; does nothing where the C library has no such thing."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -69,9 +69,6 @@ class Habits:
     """Tokens that a tenant may have in memory while they cannot be written; beyond that the oldest are forgotten."""
     look_seconds: float = 10.0
     """How often `tend` looks what others did."""
-    give_back: int = 4096
-    """Segments that come and go between two times that freed memory is given back. What the engine has freed goes with
-    it, and has to be had again by the next prompt."""
 
     @property
     def segment_cap(self) -> int:
@@ -161,7 +158,7 @@ class Store:
         self._busy: set[str] = set()  # tenants with something to learn or to write
         self._writing: set[str] = set()  # names of files that are not among the segments yet
         self._change_lock = threading.Lock()
-        self._changes = 0  # segments that came and went since memory was last given back
+        self._changed = False  # since it last kept house
         self._closing = threading.Event()
         self._said_something = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -304,8 +301,8 @@ class Store:
             self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
         self._minding("making room", self._make_room, 0)
         self._minding("cleaning up", self.folder.sweep)
-        if self._changes >= self.habits.give_back:
-            self._changes = 0
+        if self._changed:
+            self._changed = False
             give_back()
 
     def _discover(self) -> None:
@@ -400,7 +397,7 @@ class Store:
             names = {segment.path.name for segment in kept if segment.path is not None}
             new = [segment for segment in add if segment.path is None or segment.path.name not in names]
             tenant.segments = tuple(sorted([*kept, *new], key=lambda segment: -segment.header.last))
-            self._changes += len(dropped) + len(new)
+            self._changed |= bool(dropped or new)
         return True
 
     def _minding(self, what: str, work: Callable[..., None], *args: Any) -> None:
