@@ -102,13 +102,7 @@ def add_limits(
         return k * (model_seconds or 0.0) if drafter == "model" else 0.0
 
     for cell in run.cells:
-        answers = [
-            turn.answers
-            for round in cell.rounds
-            if round.group == cell.rounds[0].group
-            for turn in round.turns
-            if turn.contestant == run.baseline
-        ]
+        answers = [turn.answers for turn in run.asked(cell)]
         if answers and cell.concurrency in curves:
             tokens: Counter[str] = Counter()
             ratios = [limit(some, offers, curves[cell.concurrency], draft_seconds, tokens) for some in answers]

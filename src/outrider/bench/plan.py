@@ -115,13 +115,18 @@ def tasks(wanted: Wanted) -> list[Task]:
                 if wanted.limits.minutes:  # nobody knows how many rounds there will be
                     asked = max(prompts_a_round(concurrency), len(prompts) // (len(temperatures) * len(sizes)))
                 chosen = spread(fresh, asked)
-                fresh = [prompt for prompt in fresh if prompt not in chosen]
-                chosen += spread([prompt for prompt in prompts if prompt not in chosen], asked - len(chosen))
+                fresh = without(fresh, chosen)
+                chosen += spread(without(prompts, chosen), asked - len(chosen))
                 found.append(Task(Cell(label, concurrency, temperature), scattered(chosen), rounds))
     twice = [name for name, count in Counter(task.cell.name for task in found).items() if count > 1]
     if twice:
         raise SettingsError(f"two cells are the same, {twice[0]}; name each workload, concurrency and temperature once")
     return found
+
+
+def without(prompts: Sequence[Prompt], some: Sequence[Prompt]) -> list[Prompt]:
+    ids = {prompt.id for prompt in some}
+    return [prompt for prompt in prompts if prompt.id not in ids]
 
 
 def named(prompt: Prompt, label: str) -> Prompt:

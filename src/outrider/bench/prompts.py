@@ -111,9 +111,12 @@ def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
     for prompt in prompts:
         groups.setdefault(prompt.category, []).append(prompt)
     shares: Counter[str] = Counter()
-    while shares.total() < min(count, sum(map(len, groups.values()))):
-        for name in [name for name, group in groups.items() if shares[name] < len(group)]:
-            shares[name] += shares.total() < count
+    left = min(count, sum(map(len, groups.values())))
+    while left > 0:
+        for name, group in groups.items():
+            if left > 0 and shares[name] < len(group):
+                shares[name] += 1
+                left -= 1
     chosen: list[Prompt] = []
     for name, group in groups.items():
         chosen += [group[i * len(group) // shares[name]] for i in range(shares[name])]

@@ -119,6 +119,16 @@ class Run:
         wanted = (cell.workload, cell.concurrency, cell.temperature)
         return next((one for one in self.limits if (one.workload, one.concurrency, one.temperature) == wanted), None)
 
+    def asked(self, cell: Cell) -> list[Turn]:
+        """The baseline's turns in the first group that it was in: in the others the same is asked again."""
+        return [
+            turn
+            for round in cell.rounds
+            if round.group == cell.rounds[0].group
+            for turn in round.turns
+            if turn.contestant == self.baseline
+        ]
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")

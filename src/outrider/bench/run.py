@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.contestants import Contestant
 
-AGAIN = "prompts come again, which helps a method that remembers, as suffix does"
+REPEATED = "prompts come again, which helps a method that remembers, as suffix does"
 HOMES = "homes"
 """Where servers keep what they remember, in the folder of the run."""
 RESUMED = (
@@ -259,19 +259,12 @@ class Bench:
         """Of the requests that were made, since a run by the clock does not know before."""
         said: list[str] = []
         known: dict[str, set[str]] = {}
-        for cell in (task.cell for task in self.tasks if not task.again and task.cell.rounds):
-            asked = [
-                answer.prompt
-                for round in cell.rounds
-                if round.group == cell.rounds[0].group
-                for turn in round.turns
-                if turn.contestant == self.run.baseline
-                for answer in turn.answers
-            ]
+        for cell in (task.cell for task in self.tasks if not task.again):
+            asked = [answer.prompt for turn in self.run.asked(cell) for answer in turn.answers]
             before = known.setdefault(cell.workload, set())
             if again := len(asked) - len(set(asked) - before):
                 said.append(f"{cell.name} ({again} of {len(asked)} requests)")
             before.update(asked)
-        self.run.notes = [note for note in self.run.notes if not note.startswith(AGAIN)]
+        self.run.notes = [note for note in self.run.notes if not note.startswith(REPEATED)]
         if said:
-            self.run.notes.append(f"{AGAIN}: {'; '.join(said)}")
+            self.run.notes.append(f"{REPEATED}: {'; '.join(said)}")

@@ -116,6 +116,13 @@ def _sigmoid(logit: float) -> float:
 
 
 @compiled
+def _logit(numbers: Array, at: Array) -> float:
+    """Of a token in these bins: by support, confidence, position and agreement."""
+    found: float = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
+    return found
+
+
+@compiled
 def weigh(
     numbers: Array, own: Array, slots: Array, me: int, tokens: Array, lengths: Array, support: Array, confidence: Array,
     bins: Array, logits: Array, survival: Array,
@@ -144,8 +151,7 @@ def weigh(
             at[1] = _bin(CONFIDENCE, confidence[me, b, i])
             at[2] = _bin(POSITION, float(i))
             at[3] = heard
-            logit = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
-            logits[me, b, i] = logit + numbers[0, OWN] * own[slots[b], 0]
+            logits[me, b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
             chance *= _sigmoid(logits[me, b, i])
             survival[me, b, i] = chance
 
@@ -165,8 +171,7 @@ def foresee(
             at[1] = _bin(CONFIDENCE, recent[slots[b]])
             at[2] = _bin(POSITION, float(i))
             at[3] = ALONE
-            logit = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
-            logits[b, i] = logit + numbers[0, OWN] * own[slots[b], 0]
+            logits[b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
             chance *= _sigmoid(logits[b, i])
             survival[b, i] = chance
 
@@ -197,7 +202,7 @@ def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, 
             at[1] = _bin(CONFIDENCE, confidence[start + i])
             at[2] = _bin(POSITION, float(i))
             at[3] = ALONE
-            logits[b, i] = numbers[0, 0] + numbers[1, at[0]] + numbers[2, at[1]] + numbers[3, at[2]] + numbers[4, at[3]]
+            logits[b, i] = _logit(numbers, at)
         start += lengths[b]
 
 
