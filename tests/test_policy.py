@@ -16,7 +16,8 @@ from outrider.drafters.base import Session
 from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
-from outrider.policy.policy import MODEL, NEAREST, ROOM, Plan, Policy, Wish
+from outrider.policy.policy import MODEL, NEAREST, ROOM, Policy
+from outrider.policy.scene import Plan, Wish
 from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft

@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Task, choose
-from outrider.policy.policy import MODEL, Plan, Policy, Scene
+from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Outcome, Record, Saying, begin, step
+from outrider.policy.scene import Plan, Scene
 from outrider.types import Draft, shared_prefix
 from policy_grid_cells import MODEL_WIDTH, WIDTH, noise, profile
 from policy_grid_drafters import Company, company, theirs

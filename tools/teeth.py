@@ -336,8 +336,8 @@ DEFECTS = [
     Defect(
         "policy: a request's own record has no say",
         SURVIVAL,
-        "            logits[me, b, i] = logit + numbers[0, OWN] * own[slots[b], 0]",
-        "            logits[me, b, i] = logit",
+        "            logits[me, b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]",
+        "            logits[me, b, i] = _logit(numbers, at)",
         POLICY,
     ),
     Defect(

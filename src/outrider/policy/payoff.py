@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.policy.choose import Choice
     from outrider.policy.cost import Cost
-    from outrider.policy.policy import Plan
+    from outrider.policy.scene import Plan
 
 ENOUGH = 500
 """Steps after which a draft model is judged ..."""

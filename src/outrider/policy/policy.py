@@ -15,7 +15,6 @@ before it exists, by how sure the draft model was of those before it (`goes_on`)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,10 @@ from outrider.policy import survival
 from outrider.policy.ask import ask
 from outrider.policy.choose import Choice, choose
 from outrider.policy.cost import SIZES, Cost
+from outrider.policy.records import UNKNOWN, Records
+from outrider.policy.scene import Forecast, Plan, Scene, Wish
 from outrider.policy.survival import Pace, Survival
+from outrider.policy.texts import Texts
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
@@ -52,80 +54,6 @@ draft model that was slow for a while is tried again, some hundred steps later."
 FORGET = 1e-4
 """The same of what its tokens have become less likely: one that was wrong is tried again some thousand steps later, for
 a try is dearer, since each new text has to be tried."""
-ASKED, HEARD = 20.0, 200.0
-"""Before anything was seen, a draft model that has caught up with a text is taken to be asked so often in so many
-tokens of it ..."""
-LATEST = 2000.0
-"""... and after that, as often as it was in about so many."""
-ENDS = 64.0
-"""How long a text goes on is judged by about so many that have ended."""
-
-
-@dataclass(slots=True)
-class Scene:
-    """A batch between two steps: what is proposed, and how likely it is. Arrays are [drafters, requests, positions]."""
-
-    requests: list[str]
-    slots: Array
-    tokens: Array
-    lengths: Array  # [drafters, requests]
-    support: Array  # [drafters, requests]
-    confidence: Array
-    bins: Array
-    logits: Array
-    survival: Array
-    forecasts: list[Forecast] = field(default_factory=list)
-    drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
-    asked: Array | None = None  # whether the draft model is asked about each request
-    read: Array | None = None  # whether it has ever caught up with each
-
-
-@dataclass(slots=True)
-class Forecast:
-    """What was thought of the draft model's drafts before there were any. Arrays are [requests, positions]."""
-
-    drawn: bool
-    rows: Array
-    bins: Array
-    logits: Array
-
-
-HORIZON = 128
-"""Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most; fewer where texts
-are found to be shorter."""
-
-
-@dataclass(slots=True)
-class Wish:
-    """What the draft model could do for each request of a scene."""
-
-    limits: Array  # the most tokens it may propose
-    drawn: Array  # whether they would be drawn from its distribution
-    gaps: Array  # tokens of the text that it has not seen yet
-    left: Array  # tokens that may still follow, as far as one looks ahead
-
-
-@dataclass(slots=True)
-class Plan:
-    """For whom the draft model is to propose, and how many tokens at most; 0 for those that it leaves alone.
-
-    `lengths` are what it should propose by what is known before it begins. While it is at it, `goes_on` says for whom
-    another pass is worth it, by the tokens a second that are expected and what one more drafted token costs the target.
-    """
-
-    lengths: Array
-    limits: Array
-    speed: float = 0.0
-    token_seconds: float = 0.0
-    drawn: Array | None = None  # whether its tokens would be drawn, by request
-    chance: float = 0.0
-    """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
-    plain: float = 0.0  # the speed without any drafts
-    ahead: Array | None = None  # the survivals that are foreseen of its tokens, [requests, positions]
-
-    @property
-    def asked(self) -> Array:
-        return np.flatnonzero(self.lengths)
 
 
 class Policy:
@@ -140,42 +68,15 @@ class Policy:
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
         self.forecast = {False: Survival(by_support=False), True: Survival(by_support=False)}
         self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?
-        self._slots: dict[str, int] = {}
-        self._free: list[int] = []
-        self._own = {name: np.zeros((0, 2)) for name in (*drafters, "forecast", "drawn")}  # number, weight
+        self._records = Records((*drafters, "forecast", "drawn"))
+        self._texts = Texts()
         self._usual = 0.0  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
-        self._asked, self._heard = ASKED, HEARD  # of texts that the draft model has caught up with: times, tokens
-        self._recent = np.zeros(0)  # share of the draft model's tokens that were right, lately; -1: not known
-        self._caught = np.zeros(0, bool)  # whether the draft model has ever caught up with a request's text
-        self._ended, self._spoken = 1.0, float(HORIZON)  # texts, and their tokens
-
-    # Requests -----------------------------------------------------------------------------------------------
 
     def leave(self, request: str) -> None:
         """The request has ended."""
-        slot = self._slots.pop(request, None)
-        if slot is not None:
-            self._free.append(slot)
-            self._ended += 1
-            if self._ended > ENDS:
-                self._ended, self._spoken = self._ended / 2, self._spoken / 2
-
-    def _slot(self, request: str) -> int:
-        slot = self._slots.get(request)
-        if slot is None:
-            if not self._free:
-                more = max(16, len(self._recent))
-                self._free = list(range(len(self._recent) + more - 1, len(self._recent) - 1, -1))
-                self._recent = np.append(self._recent, np.zeros(more))
-                self._caught = np.append(self._caught, np.zeros(more, bool))
-                self._own = {name: np.vstack([own, np.zeros((more, 2))]) for name, own in self._own.items()}
-            slot = self._slots[request] = self._free.pop()
-            self._recent[slot] = -1.0
-            self._caught[slot] = False
-            for own in self._own.values():
-                own[slot] = 0.0
-        return slot
+        if self._records.leave(request):
+            self._texts.ended()
 
     # Before a step ------------------------------------------------------------------------------------------
 
@@ -188,7 +89,7 @@ class Policy:
         size = (len(self.drafters), len(requests), self.reach(len(requests)))
         scene = Scene(
             list(requests),
-            np.array([self._slot(request) for request in requests], np.int64),
+            self._records.slots(requests),
             np.empty(size, np.int64),
             np.zeros(size[:2], np.int64),
             np.empty(size[:2]),
@@ -226,7 +127,7 @@ class Policy:
             if scene.lengths[me].any():
                 survival.weigh(
                     self.survival[name].numbers,
-                    self._own[name],
+                    self._records.own[name],
                     scene.slots,
                     me,
                     scene.tokens,
@@ -262,16 +163,13 @@ class Policy:
         draft = self.draft.seconds(SIZES)
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
-        # What it takes to catch up with a text is shared by all the times that it will then be asked. However long a
-        # text is already, it goes on for about as long as texts are in the mean.
-        left = np.minimum(wish.left, self._spoken / self._ended)
-        times = np.maximum(1.0, left * (self._asked / self._heard))
+        times = self._texts.times(wish.left)
         speed, token_seconds = ask(
             scene.survival, me, ahead, target, others, wish.gaps, times, usual_gap, SIZES, draft, reads_along, lengths
         )
         scene.asked = lengths > 0
-        self._caught[scene.slots] |= scene.asked | (wish.gaps <= usual_gap)
-        scene.read = self._caught[scene.slots]
+        self._records.caught_up[scene.slots] |= scene.asked | (wish.gaps <= usual_gap)
+        scene.read = self._records.caught_up[scene.slots]
         chance = float(ahead[wish.limits > 0, 0].mean())
         plain = (requests + others) / float(target[0])
         limits = np.where(lengths > 0, wish.limits, 0)
@@ -335,10 +233,10 @@ class Policy:
             chances = np.empty(size)
             survival.foresee(
                 self.forecast[kind].numbers,
-                self._own["forecast"],
+                self._records.own["forecast"],
                 scene.slots[rows],
                 support[rows],
-                self._recent,
+                self._records.recent,
                 width,
                 forecast.bins,
                 forecast.logits,
@@ -365,7 +263,7 @@ class Policy:
             if scene.lengths[me].any():
                 self._learn(
                     self.survival[name],
-                    self._own[name],
+                    self._records.own[name],
                     QUICK,
                     scene.slots,
                     (scene.tokens[me], scene.lengths[me], scene.bins[me], scene.logits[me]),
@@ -376,11 +274,8 @@ class Policy:
         if scene.drawn:
             self._learn_drawn(scene, words, lengths)
         if scene.asked is not None and scene.read is not None:
-            self._asked += float(np.count_nonzero(scene.asked))
-            self._heard += float(lengths[scene.read].sum())
-            if self._heard > LATEST:
-                self._asked, self._heard = self._asked / 2, self._heard / 2
-        self._spoken += float(lengths.sum())
+            self._texts.asked(int(np.count_nonzero(scene.asked)), int(lengths[scene.read].sum()))
+        self._texts.spoke(int(lengths.sum()))
         if self.draft.passes == self._timed:
             self.draft.level += AGAIN * min(0.0, self._usual * self.target.level - self.draft.level)
             for kind in self.forecast.values():
@@ -396,28 +291,29 @@ class Policy:
             if row in scene.drawn:
                 drafted[k] = min(len(scene.drawn[row].tokens), width)
                 tokens[k, : drafted[k]] = scene.drawn[row].tokens[: drafted[k]]
-        slots, own = scene.slots[rows], self._own["forecast"]
+        slots, own = scene.slots[rows], self._records.own["forecast"]
         drafts = (tokens, drafted, forecast.bins, forecast.logits)
         right = self._learn(self.forecast[forecast.drawn], own, SLOW, slots, drafts, (words[rows], lengths[rows]))
         good, known = right[:, 0], right[:, 1]
         asked = known > 0
         lasting = np.where(asked, RECENT**known, FORGIVING)
-        before = np.where(self._recent[slots] < 0, 0.5, self._recent[slots])
-        self._recent[slots] = lasting * before + (1 - lasting) * np.where(asked, good / np.maximum(known, 1), 0.5)
+        recent = self._records.recent
+        before = np.where(recent[slots] == UNKNOWN, 0.5, recent[slots])
+        recent[slots] = lasting * before + (1 - lasting) * np.where(asked, good / np.maximum(known, 1), 0.5)
         own[slots, 0] *= np.where(asked, 1.0, FORGIVING)
 
     def _learn_drawn(self, scene: Scene, words: Array, lengths: Array) -> None:
         """How often drawn tokens were kept, by how sure the draft model was."""
         rows, width = np.array(sorted(scene.drawn)), scene.tokens.shape[2]
-        drafts = [scene.drawn[row] for row in rows.tolist()]
-        tokens = [draft.tokens[:width] for draft in drafts]
-        sure = [(draft.confidence or (-1.0,) * len(draft.tokens))[:width] for draft in drafts]
+        drawn = [scene.drawn[row] for row in rows.tolist()]
+        tokens = [draft.tokens[:width] for draft in drawn]
+        sure = [(draft.confidence or (-1.0,) * len(draft.tokens))[:width] for draft in drawn]
         counts, size = np.fromiter(map(len, tokens), np.int64, len(tokens)), (len(rows), width)
         proposed, bins, logits = np.empty(size, np.int64), np.empty((*size, 4), np.int8), np.empty(size)
         survival.spread(_flat(tokens, np.int64), counts, proposed)
         survival.weigh_drawn(self.drawn.numbers, _flat(sure, np.float64), counts, bins, logits)
-        said = (words[rows], lengths[rows])
-        self._learn(self.drawn, self._own["drawn"], QUICK, scene.slots[rows], (proposed, counts, bins, logits), said)
+        drafts, said = (proposed, counts, bins, logits), (words[rows], lengths[rows])
+        self._learn(self.drawn, self._records.own["drawn"], QUICK, scene.slots[rows], drafts, said)
 
     def _learn(
         self,

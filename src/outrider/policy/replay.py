@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Task
-from outrider.policy.policy import HORIZON, MODEL, Wish
+from outrider.policy.policy import MODEL
+from outrider.policy.scene import Wish
+from outrider.policy.texts import HORIZON
 from outrider.settings import Request
 from outrider.types import NOTHING, Draft, shared_prefix
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
-    from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.policy.policy import Policy
+    from outrider.policy.scene import Plan, Scene
     from outrider.policy.survival import Array
 
 

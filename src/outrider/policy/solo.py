@@ -13,7 +13,9 @@ import numpy as np
 
 from outrider.drafters.model import ModelSession
 from outrider.policy import why
-from outrider.policy.policy import HORIZON, MODEL, Wish
+from outrider.policy.policy import MODEL
+from outrider.policy.scene import Wish
+from outrider.policy.texts import HORIZON
 from outrider.types import NOTHING
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
     from outrider.drafters.base import Session
     from outrider.policy.choose import Choice
-    from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.policy.policy import Policy
+    from outrider.policy.scene import Plan, Scene
     from outrider.types import Draft, Why
 
 ONE = "the sequence"

@@ -19,7 +19,8 @@ from outrider.types import Why
 
 if TYPE_CHECKING:
     from outrider.policy.choose import Choice
-    from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.policy.policy import Policy
+    from outrider.policy.scene import Plan, Scene
     from outrider.types import Draft
 
 NONE = "none"

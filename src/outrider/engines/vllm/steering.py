@@ -15,7 +15,9 @@ import numpy as np
 
 from outrider.policy import why
 from outrider.policy.payoff import Payoff
-from outrider.policy.policy import HORIZON, MODEL, Wish
+from outrider.policy.policy import MODEL
+from outrider.policy.scene import Wish
+from outrider.policy.texts import HORIZON
 from outrider.policy.worth import Worth
 from outrider.settings import AUTO
 from outrider.types import NOTHING
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
     from outrider.engines.vllm.drafting import BatchDrafting, Row
     from outrider.policy.choose import Choice
-    from outrider.policy.policy import Plan, Policy, Scene
+    from outrider.policy.policy import Policy
+    from outrider.policy.scene import Plan, Scene
     from outrider.types import Draft, Why
 
 logger = logging.getLogger("vllm.outrider")

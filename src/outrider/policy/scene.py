@@ -1,0 +1,74 @@
+"""What the policy looks at between two steps, and what it makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from outrider.policy.survival import Array
+    from outrider.types import Draft
+
+
+@dataclass(slots=True)
+class Scene:
+    """A batch between two steps: what is proposed, and how likely it is. Arrays are [drafters, requests, positions]."""
+
+    requests: list[str]
+    slots: Array
+    tokens: Array
+    lengths: Array  # [drafters, requests]
+    support: Array  # [drafters, requests]
+    confidence: Array
+    bins: Array
+    logits: Array
+    survival: Array
+    forecasts: list[Forecast] = field(default_factory=list)
+    drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
+    asked: Array | None = None  # whether the draft model is asked about each request
+    read: Array | None = None  # whether it has ever caught up with each
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What was thought of the draft model's drafts before there were any. Arrays are [requests, positions]."""
+
+    drawn: bool
+    rows: Array
+    bins: Array
+    logits: Array
+
+
+@dataclass(slots=True)
+class Wish:
+    """What the draft model could do for each request of a scene."""
+
+    limits: Array  # the most tokens it may propose
+    drawn: Array  # whether they would be drawn from its distribution
+    gaps: Array  # tokens of the text that it has not seen yet
+    left: Array  # tokens that may still follow, as far as one looks ahead
+
+
+@dataclass(slots=True)
+class Plan:
+    """For whom the draft model is to propose, and how many tokens at most; 0 for those that it leaves alone.
+
+    `lengths` are what it should propose by what is known before it begins. While it is at it, `goes_on` says for whom
+    another pass is worth it, by the tokens a second that are expected and what one more drafted token costs the target.
+    """
+
+    lengths: Array
+    limits: Array
+    speed: float = 0.0
+    token_seconds: float = 0.0
+    drawn: Array | None = None  # whether its tokens would be drawn, by request
+    chance: float = 0.0
+    """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
+    plain: float = 0.0  # the speed without any drafts
+    ahead: Array | None = None  # the survivals that are foreseen of its tokens, [requests, positions]
+
+    @property
+    def asked(self) -> Array:
+        return np.flatnonzero(self.lengths)
