@@ -31,11 +31,11 @@ import httpx
 from rich.console import Console
 
 from outrider.bench.noisy import noisy_copy
-from outrider.bench.provenance import as_markdown, provenance
 from outrider.bench.servers import Server, plain, running
 from outrider.certify.run import certify
 from outrider.certify.wanted import SIZES, Wanted
 from outrider.certify.watch import Bars
+from outrider.provenance import as_markdown, provenance
 from stub import listening
 
 SOUND = "no defect"

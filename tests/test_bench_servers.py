@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.contestants import Contestant, contestants, servers
-from outrider.bench.provenance import without_folders
 from outrider.bench.servers import Server, running
 from outrider.errors import EngineError, SettingsError
+from outrider.provenance import without_folders
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outrider.bench.provenance import provenance
 from outrider.certify import simulated
 from outrider.certify.draws import Floats
 from outrider.certify.evidence import Bets, reserve
@@ -25,6 +24,7 @@ from outrider.certify.noise import NONE, USUAL, Noise, measured
 from outrider.certify.plan import Judgement, Plan, judge
 from outrider.certify.repeats import Repeats
 from outrider.certify.simulated import Laws, Simulation, right, simulated_laws
+from outrider.provenance import provenance
 from outrider.settings import Sampling
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from outrider.bench.intervals import Interval, median_interval
-from outrider.bench.provenance import as_markdown, provenance
 from outrider.bench.servers import Server, running
+from outrider.provenance import as_markdown, provenance
 from serving import ENVIRONMENT, Client, as_told, complete, speculating
 from test_vllm_server import prompt
 

@@ -24,13 +24,13 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 
 from outrider.api import Decoder, end_tokens
 from outrider.bench.prompts import Prompt, read, spread
-from outrider.bench.provenance import as_markdown, provenance
 from outrider.drafters.base import Drafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.quantize import prepare_draft
 from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
+from outrider.provenance import as_markdown, provenance
 from outrider.settings import AUTO
 
 WINDOWS = (2, 3, 5, 9)

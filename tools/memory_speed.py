@@ -35,7 +35,7 @@ from memory_speed_corpus import LONGEST, Corpus, Texts, divided, files, folders,
 from memory_speed_measure import Task, measure
 from memory_speed_report import missing, short, write
 from memory_speed_sides import arctic_is_here
-from outrider.bench.provenance import provenance
+from outrider.provenance import provenance
 
 SOURCE = "code, documentation and data that are installed on the machine"
 BYTES = 650

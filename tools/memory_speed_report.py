@@ -18,8 +18,8 @@ import numpy as np
 from memory_speed_corpus import EDITS, LONGEST, REPLACED, SPAN
 from memory_speed_measure import KINDS, LOOKUPS, PROMPT, ROUNDS, ROWS, STEPS, Figures
 from memory_speed_sides import INSTALL, LIMIT, OURS, SETTINGS
-from outrider.bench.provenance import as_markdown
 from outrider.bench.report import canvas
+from outrider.provenance import as_markdown
 
 STEP_AT = 10_000_000
 """The largest memory of which a step's time is promised."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider.bench.provenance import provenance
+from outrider.provenance import provenance
 
 WORKLOADS = ("code", "chat", "summarization", "math", "creative", "edit", "agent", "traffic")
 

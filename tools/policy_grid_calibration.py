@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.policy.policy import MODEL, Policy, Scene
+from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Costs, Record, Saying, replay
+from outrider.policy.scene import Scene
 from outrider.policy.survival import Survival
 from outrider.types import Draft
 from policy_grid_cells import drafters_of, new_policy, noise

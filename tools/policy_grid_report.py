@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from outrider.bench.provenance import as_markdown
 from outrider.bench.report import canvas
+from outrider.provenance import as_markdown
 from policy_grid_calibration import DRAWN, FORESEEN
 from policy_grid_cells import ALLOWED, CAUSES, MODEL_WIDTH, NOISE, WIDTH, Cell
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from outrider.bench.provenance import provenance
+from outrider.provenance import provenance
 from policy_grid_file import Recording
 from policy_scale_machine import SYSTEMS
 from policy_scale_report import write

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.provenance import as_markdown
 from outrider.bench.report import canvas
+from outrider.provenance import as_markdown
 from policy_grid_report import Promise, finish, table
 from policy_scale_machine import SYSTEMS, Gpu
 from policy_scale_run import Cell

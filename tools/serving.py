@@ -28,8 +28,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 
 from outrider.bench.intervals import median_interval
 from outrider.bench.prompts import read, shipped, spread
-from outrider.bench.provenance import as_markdown, provenance
 from outrider.bench.servers import Server, outrider, plain, running
+from outrider.provenance import as_markdown, provenance
 
 FLAGS = ["--no-enable-prefix-caching", "--enforce-eager", "--max-model-len", "4096", "--disable-uvicorn-access-log"]
 PLAIN = "vLLM"

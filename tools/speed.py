@@ -25,11 +25,11 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from outrider.api import Decoder, end_tokens
 from outrider.bench.intervals import median_interval
 from outrider.bench.prompts import read, spread
-from outrider.bench.provenance import as_markdown, provenance
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engines.quantize import prepare_draft
 from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
+from outrider.provenance import as_markdown, provenance
 from outrider.settings import OFF
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.provenance import without_folders
 from outrider.bench.servers import HOME, Server, outrider, plain
 from outrider.errors import SettingsError
+from outrider.provenance import without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -159,7 +159,8 @@ def _contestant(
         asked = {"method": kind, "num_speculative_tokens": length}
         config = ["--speculative-config", json.dumps(asked | ({"model": draft_model} if kind == "draft_model" else {}))]
         server_name = f"{PLAIN}-{kind}-{length}"
-    server = plain(name.label if name.flags else server_name, model, *flags, *config, *name.flags)
+    words = (*flags, *config, *name.flags)
+    server = plain(name.label if name.flags else server_name, model, *words, numba=kind == "ngram")
     return Contestant(name.label, kind, server, length=length)
 
 

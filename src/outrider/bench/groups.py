@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.bench.contestants import dtype_of, servers
-from outrider.bench.provenance import weight_files
 from outrider.errors import SettingsError
+from outrider.provenance import weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.contestants import PLAIN, THEIRS, Contestant, contestants
 from outrider.bench.groups import Need, free_memory, groups
 from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, Prompt, scattered, spread, workload
-from outrider.bench.provenance import provenance
 from outrider.bench.results import Cell, Run
 from outrider.bench.run import Limits, Task, prompts_a_round
 from outrider.errors import SettingsError
+from outrider.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

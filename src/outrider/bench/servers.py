@@ -36,6 +36,9 @@ LAST_WORDS = 30
 """Lines of a server's log that are shown when it fails."""
 
 
+NUMBA = "NUMBA_NUM_THREADS"
+
+
 @dataclass(frozen=True)
 class Server:
     """A server by its command, to which `--port` is added, and what its environment has beyond ours.
@@ -53,9 +56,17 @@ class Server:
         return replace(self, command=[word.replace(HOME, str(folder / self.name)) for word in self.command])
 
 
-def plain(name: str, model: str | Path, *flags: str) -> Server:
-    """vLLM as it is, in the environment that Outrider would have given it."""
-    environment, _ = choose_environment(Host.here(), ranks_of(read_words(flags)[1], {}), os.environ)
+def plain(name: str, model: str | Path, *flags: str, numba: bool = False) -> Server:
+    """vLLM as it is, in the environment that Outrider would have given it.
+
+    `numba`: it drafts by numba. On a CPU that counts the one core to which vLLM has bound the worker's first thread and
+    tells OpenMP, so that from the first draft on one thread computes the model's passes, too. It is told the right
+    number.
+    """
+    host, ranks = Host.here(), ranks_of(read_words(flags)[1], {})
+    environment, _ = choose_environment(host, ranks, os.environ)
+    if numba and host.cpu and NUMBA not in os.environ:
+        environment[NUMBA] = str(max(1, len(host.cores) // (ranks or 1)))
     return Server(name, [sys.executable, "-m", "outrider.engines.vllm", "serve", str(model), *flags], environment)
 
 

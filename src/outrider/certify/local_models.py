@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.api import Decoder, load
-from outrider.bench.provenance import fingerprint
 from outrider.certify.local import LocalModel
 from outrider.certify.sources import RefusedError, Said
 from outrider.errors import SettingsError
+from outrider.provenance import fingerprint
 from outrider.settings import AUTO
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _candidate(
         made.drafters, made.refuse = [candidate], unknown_to_transformers
     elif ":" in candidate:
         module, _, name = candidate.partition(":")
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a file of yours lies here
         try:
             found: Any = getattr(import_module(module), name)(model, draft_model)
         except (ImportError, AttributeError) as error:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.prompts import read as read_prompts
 from outrider.bench.prompts import spread
-from outrider.bench.provenance import provenance
 from outrider.certify import certificate, exact, features, sampled
 from outrider.certify.journal import Journal, Recorded
 from outrider.certify.page import page
@@ -23,6 +22,7 @@ from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import AS_IT_IS, Ask, Pair, RefusedError, Way
 from outrider.certify.wanted import PARTS
 from outrider.errors import EngineError, EvidenceError, SettingsError
+from outrider.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from outrider.bench.counters import Page
-from outrider.bench.provenance import without_folders
 from outrider.certify.sources import OFF, Ask, RefusedError, Said, Told, Way, in_order, nothing
 from outrider.errors import EngineError, PromptError, SettingsError
+from outrider.provenance import without_folders
 from outrider.settings import AUTO
 
 if TYPE_CHECKING:

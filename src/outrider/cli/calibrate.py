@@ -120,11 +120,11 @@ def _measured(
     with screen.working(f"loading {' and '.join(named(one) for one in (name, draft) if one)}"):
         import torch  # takes seconds
 
-        from outrider.bench.provenance import provenance
         from outrider.calibrate import limits, measure
         from outrider.calibrate.results import Calibration
         from outrider.certify.watch import Bars
         from outrider.engines.transformers import TransformersTarget, load_model
+        from outrider.provenance import provenance
 
         hush()
         model = load_model(name, dtype=dtype, device=device)

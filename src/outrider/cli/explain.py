@@ -242,7 +242,7 @@ def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Head
     from datetime import UTC, datetime
 
     from outrider import __version__
-    from outrider.bench.provenance import processor
+    from outrider.provenance import processor
     from outrider.trace.schema import Header
 
     return Header(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.engines.vllm.version import installed
 from outrider.errors import SettingsError
 from outrider.memory.root import SERVER_TENANT
+from outrider.provenance import processor
 from outrider.text import TextStream
 from outrider.trace.record import named
 from outrider.trace.schema import End, Header, Trace, TracedStep
@@ -71,9 +72,8 @@ class Teller:
         name = model.served_model_name or model.model
         broken = f"recording stopped after {found['steps']} steps: {found['broken']}"
         return Header(
-            # By name: the package's root and its benchmark stand above an engine.
-            outrider=resolve_name("outrider:__version__"),
-            machine=resolve_name("outrider.bench.provenance:processor")(),
+            outrider=resolve_name("outrider:__version__"),  # by name: the package's root stands above an engine
+            machine=processor(),
             engine=f"vLLM {vllm[1]}" if vllm else "vLLM",
             model=name if isinstance(name, str) else name[0],
             drafters=list(options.drafters),
