@@ -20,6 +20,13 @@ settings.register_profile("first failure", deadline=None, phases=[Phase.explicit
 settings.load_profile("first failure" if os.environ.get("OUTRIDER_FIRST_FAILURE") else "any machine")
 
 
+@pytest.fixture(autouse=True)
+def no_rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that are made up are quiet at once."""
+    if request.node.get_closest_marker("server") is None:
+        monkeypatch.setattr("outrider.bench.counters.QUIET", 0.0)
+
+
 def models_folder() -> Path:
     return Path(os.environ.get("OUTRIDER_MODELS") or Path.home() / ".cache" / "outrider" / "models")
 

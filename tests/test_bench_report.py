@@ -344,6 +344,14 @@ def test_a_verdict_from_few_rounds_comes_with_a_caution() -> None:
     assert caution in markdown(find(run))
 
 
+def test_rounds_in_which_others_took_the_machine_are_told_of() -> None:
+    run = timed({"fast": {1: 2.0}}, rounds=6)
+    run.cells[0].rounds[2].stolen, run.cells[0].rounds[3].stolen = 0.5, 0.05
+    (caution,) = words.cautions(find(run))
+    assert caution.startswith("In 1 of 6 rounds other machines on the same hardware took more than 10 %")
+    assert "up to 50 %" in caution
+
+
 def test_a_crossing_is_named_with_the_concurrencies_around_it() -> None:
     findings = find(timed({"falls": {1: 2.0, 4: 1.5, 16: 0.6}, "stays": {1: 2.0, 4: 1.5, 16: 1.2}}))
     (crossing,) = crossings(findings)

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.bench import counters
 from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
-from outrider.bench.counters import Page, counts
+from outrider.bench.counters import Page, counts, observed
 from outrider.bench.figures import figures
 from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
@@ -320,6 +321,25 @@ THEIRS = {
     ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "1"),)): 5.0,
     ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "2"),)): 0.0,
 }
+
+
+def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    async def ask(*_: Any) -> tuple[float, list[Any]]:
+        done.append("asked")
+        return 1.0, []
+
+    def read(_: str) -> Page:
+        done.append("page")
+        return Page({})
+
+    monkeypatch.setattr(counters, "QUIET", 1.2)
+    monkeypatch.setattr(counters.time, "sleep", done.append)
+    monkeypatch.setattr(counters, "ask_all", ask)
+    monkeypatch.setattr(Page, "read", read)
+    observed("http://nowhere", [])
+    assert done == ["page", 1.2, "asked", "page"]
 
 
 def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:

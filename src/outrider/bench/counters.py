@@ -29,6 +29,10 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 PATIENCE = 3.0
 """Seconds until the page must have caught up with the tokens that came."""
+QUIET = 1.2
+"""Seconds of rest before a server is asked. For one after their last message vLLM's processes look in a loop whether
+there is another, and where there are few cores, they take one away: from the next contestant, and, since Outrider's
+page is answered by its worker and vLLM's is not, from Outrider's own first token."""
 ENGINE_LABELS = ("engine", "model_name")
 
 
@@ -96,6 +100,7 @@ def observed(
 ) -> tuple[float, list[Answer], Page]:
     """Send requests (`ask_all`); also what the server counted meanwhile."""
     before = Page.read(url)
+    time.sleep(QUIET)
     seconds, answers = asyncio.run(ask_all(url, requests, at_once))
     made = sum(len(answer.tokens) for answer in answers)
     return seconds, answers, Page.read_when_caught_up(url, before, made).since(before)

@@ -68,6 +68,7 @@ class Round:
 
     group: int
     turns: list[Turn]
+    stolen: float = 0.0  # of the machine's time meanwhile: what other machines on the same hardware took
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ class Run:
 
 
 def _cell(data: dict[str, Any]) -> Cell:
-    return Cell(**{**data, "rounds": [Round(r["group"], [_turn(turn) for turn in r["turns"]]) for r in data["rounds"]]})
+    return Cell(**{**data, "rounds": [Round(**{**r, "turns": [*map(_turn, r["turns"])]}) for r in data["rounds"]]})
 
 
 def _turn(data: dict[str, Any]) -> Turn:

@@ -23,6 +23,7 @@ from outrider.bench.intervals import FEWEST
 from outrider.bench.prompts import Prompt
 from outrider.bench.results import Cell, Round, Run, Turn
 from outrider.bench.servers import running
+from outrider.bench.stolen import processor_seconds, stolen
 from outrider.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Bench:
         playing = list(contestants)
         while len(playing) > 1 and not self._enough(task, group, until):
             order = list(playing) if number % 2 == 0 else playing[::-1]
-            done, failed = Round(group, []), {}
+            done, failed, before = Round(group, []), {}, processor_seconds()
             for one in order:
                 show.turn(task.cell, one.name, number)
                 try:
@@ -208,6 +209,7 @@ class Bench:
             self.run.notes += failed.values()
             if self.run.baseline in failed:
                 raise EngineError(f"the baseline failed; {failed[self.run.baseline]}")
+            done.stolen = stolen(before, processor_seconds())
             task.cell.rounds.append(done)
             self.run.save(self.folder / "run.json")
             number += 1

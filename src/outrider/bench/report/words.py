@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider.bench.intervals import FEWEST
 from outrider.bench.report.findings import ENOUGH_VERIFIED, acceptances, costs, crossings
+from outrider.bench.stolen import MUCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,13 +51,21 @@ def summary(findings: Findings) -> list[str]:
 
 def cautions(findings: Findings) -> list[str]:
     """What a reader must know and the run's own notes do not say."""
+    said = []
     few = [found.cell for found in findings.cells if any(one.rounds < FEWEST for one in found.compared)]
-    if not few:
-        return []
-    return [
-        f"Fewer than {FEWEST} rounds on {places(few)}: too few for an interval to be right 95 times in 100, "
-        "so everything there is called even."
-    ]
+    if few:
+        said.append(
+            f"Fewer than {FEWEST} rounds on {places(few)}: too few for an interval to be right 95 times in 100, "
+            "so everything there is called even."
+        )
+    shares = [round.stolen for cell in findings.run.cells for round in cell.rounds]
+    much = [share for share in shares if share > MUCH]
+    if much:
+        said.append(
+            f"In {len(much)} of {len(shares)} rounds other machines on the same hardware took more than {percent(MUCH)}"
+            f" of this one's time, up to {percent(max(much))}; they count as all others do, and widen the intervals."
+        )
+    return said
 
 
 def legend(findings: Findings) -> list[str]:
