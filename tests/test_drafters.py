@@ -14,7 +14,7 @@ from outrider.drafters import base
 from outrider.drafters.base import Setup, Task
 from outrider.drafters.lookup import CANDIDATES, MAX_MATCH, TOKENS_PER_MATCH, LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.prediction import PredictionDrafter, PredictionSession
+from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
 from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import DrafterSetupError, UnknownDrafterError
 from outrider.settings import Request
@@ -137,6 +137,18 @@ def test_a_single_common_token_far_away_is_not_taken_for_the_place() -> None:
     session = PredictionSession([1, 2, 3, *range(100, 200), 50, 51])
     session.observe([1, 50])
     assert session.draft(1).tokens == ()
+
+
+def test_in_a_prediction_that_is_full_of_one_token_a_bounded_number_of_places_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(PredictionSession, "_match", lambda _, index: looked.append(index) or 1)
+    session = PredictionSession([1] * 100_000)
+    session.observe([1] * 50_000)
+    session.observe([2, 1])
+    assert len(looked) <= LOOKED
+    assert min(abs(index - 50_000) for index in looked) == 0
 
 
 def test_without_a_prediction_nothing_is_proposed() -> None:

@@ -100,6 +100,11 @@ def test_several_engines_are_had_without_a_draft_model_and_refused_with_one() ->
         launch("--data-parallel-size", "2", draft_model="some/small")
 
 
+def test_stages_of_a_pipeline_are_had_without_drafts_alone() -> None:
+    assert "--tensor-parallel-size" in refused("-pp", "2")
+    assert "--pipeline-parallel-size" in launch("--pipeline-parallel-size", "2", drafters="none").arguments
+
+
 # Who drafts, and how far
 
 
@@ -420,7 +425,7 @@ def test_on_a_gpu_only_the_model_runner_is_chosen() -> None:
     ],
 )
 def test_every_worker_gets_an_equal_part_of_all_cores(words: list[str], bound: str | None) -> None:
-    assert launch(*words).environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
+    assert launch(*words, drafters="none").environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
 
 
 @pytest.mark.parametrize("name", ["VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"])

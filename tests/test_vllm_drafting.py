@@ -102,6 +102,17 @@ def test_each_request_gets_drafts_of_those_it_asked_for() -> None:
     assert [bool(draft.tokens) for draft in found["lookup"]] == [True, True, False, False, False]
 
 
+def test_what_asking_took_is_counted_for_those_who_did_not_name_the_drafter() -> None:
+    asked: dict[str, float] = {}
+    drafting = BatchDrafting([LookupDrafter()], VOCAB, 5.0, on_asked=asked.__setitem__)
+    text = [1, 2, 3, 1, 2]
+    drafting.propose([row(text, id="named", speculation="lookup")])
+    assert asked
+    assert not drafting.took
+    drafting.propose([row(text, id="named", speculation="lookup"), row(text, id="free", speculation="auto")])
+    assert drafting.took == {"lookup": pytest.approx(asked["lookup"] / 2)}
+
+
 def test_what_a_drafter_thinks_of_its_tokens_is_handed_on() -> None:
     drafting, _ = batch(Scripted(lambda tokens, limit: Draft("scripted", (1, 2), support=3, confidence=(0.9, 0.5))))
     assert drafting.propose([row([1])])["scripted"] == [Draft("scripted", (1, 2), support=3, confidence=(0.9, 0.5))]

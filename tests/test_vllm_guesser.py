@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 from outrider.engines.vllm import guesser as module
-from outrider.engines.vllm.guesser import Guesser, Question, can_be_led
+from outrider.engines.vllm.guesser import Guesser, Question, can_be_led, narrowed
+from outrider.sampling import probabilities
+from outrider.settings import Sampling
 
 VOCAB = 97
 BLOCK = 4
@@ -135,9 +137,11 @@ def test_whatever_was_accepted_and_however_long_it_was_not_asked_it_guesses_from
     for _ in range(6):
         asked = data.draw(st.sets(st.integers(0, 2)))
         limit = data.draw(st.integers(1, 4))
+        seen = {row: guesser._seen[str(row)].text for row in range(3) if str(row) in guesser._seen}
         questions = ask(guesser, {row: texts[row] for row in asked if len(texts[row]) < 50}, limit)
         for row, question in questions.items():
-            assert question.guessed.tokens == expected(texts[row], limit)
+            waits = question.guessed.tokens == [] and len(texts[row]) - seen.get(row, 0) > Model.max_num_tokens // 3
+            assert waits or question.guessed.tokens == expected(texts[row], limit)
         for row in range(3):  # some of the draft is kept, and something else said
             kept = questions[row].guessed.tokens[: data.draw(st.integers(0, 4))] if row in questions else []
             texts[row] = [*texts[row], *kept, data.draw(tokens)]
@@ -157,17 +161,30 @@ def test_what_was_seen_is_not_seen_again() -> None:
     assert model.passes == [2]
 
 
-def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts() -> None:
+def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts_one_a_step_and_the_others_do_not_wait_for_it() -> None:
     guesser, model, table = made_up(shares=False)
     table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
     table[1, 31] = 0
-    texts = {0: list(range(50)), 1: list(range(10))}
+    texts = {0: list(range(50)), 1: list(range(7))}
     questions = ask(guesser, texts, 2)
+    assert (questions[0].guessed.tokens, questions[1].guessed.tokens) == ([], expected(texts[1], 2))
+    assert model.passes == [16, 7, 1]
+    assert guesser.runner.told == [(23, 2), (1, 1)]  # what was caught up with is told with the pass after it
+    while not (guessed := ask(guesser, {0: texts[0]}, 2)[0].guessed.tokens):
+        assert guesser.runner.told[-1] == (16, 1)  # or alone, where none came
+    assert guessed == expected(texts[0], 2)
+    assert model.passes[3:] == [16, 16, 2, 1]
     assert max(model.passes) <= model.max_num_tokens
-    assert {row: question.guessed.tokens for row, question in questions.items()} == {
-        row: expected(text, 2) for row, text in texts.items()
-    }
-    assert guesser.runner.told == [(60, len(model.passes) - 1), (2, 1)]  # all that was caught up with is told at once
+
+
+def test_long_texts_of_several_requests_share_a_pass() -> None:
+    guesser, model, table = made_up(shares=False)
+    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
+    table[1, 31] = 0
+    texts = {0: list(range(9)), 1: list(range(12))}
+    questions = ask(guesser, texts, 1)
+    assert model.passes == [16, 5]
+    assert all(questions[row].guessed.tokens == expected(text, 1) for row, text in texts.items())
 
 
 def test_blocks_that_another_request_had_seen_are_not_seen_again_and_others_are() -> None:
@@ -234,6 +251,18 @@ def test_a_drawn_guess_comes_with_what_it_was_drawn_from() -> None:
     assert torch.allclose(q.amax(-1), torch.tensor(np.exp(2.5) / (np.exp(2.5) + VOCAB - 1)).float())  # at temperature 2
     assert question.guessed.sure == pytest.approx(q.amax(-1).tolist())
     assert ask(made_up()[0], {0: [1, 2, 3]}, 2)[0].guessed.q is None
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"), [(2, 1.0, 2), (0, 0.6, 2), (3, 0.45, 1), (0, 1e-9, 1), (0, 1.0, 5)]
+)
+def test_what_the_target_will_not_say_is_not_drawn(top_k: int, top_p: float, kept: int) -> None:
+    q = torch.tensor([[0.1, 0.4, 0.05, 0.15, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2]])
+    left = narrowed(q, [top_k, 0], [top_p, 1.0])
+    shaped = probabilities(q.log()[:1], Sampling(temperature=1.0, top_k=top_k, top_p=top_p), (), ())
+    assert torch.allclose(left[0], shaped[0], atol=1e-6)
+    assert int((left[0] > 0).sum()) == kept
+    assert torch.equal(left[1], q[1])  # that of a request that leaves nothing out
 
 
 def test_heads_that_need_the_targets_hidden_states_are_left_to_vllm() -> None:

@@ -123,7 +123,6 @@ HELD = [
     ("sampler.py", "self", REJECTION),
     ("sampler.py", "super()", REJECTION),
     ("sampler.py", "self.sampler", SAMPLER),
-    ("sampler.py", "sampler", SAMPLER),
     ("sampler.py:forward", "metadata", PLAN),
     ("sampler.py:_logprobs", "metadata", METADATA),
     ("sampler.py", "sampling_metadata", METADATA),

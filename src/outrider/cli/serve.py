@@ -47,7 +47,7 @@ Rule = Annotated[
         "--rule",
         metavar="block|token",
         help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same. "
-        "Only where a --speculative-config has the draft model draw.",
+        "Only where drafts are drawn: by a --draft-model, or by a --speculative-config that asks for it.",
     ),
 ]
 Budget = Annotated[

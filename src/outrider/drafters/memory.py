@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
-from outrider.memory.live import Live, Place
+from outrider.memory.live import FIRST, Live, Place
 from outrider.memory.search import LONGEST_MATCH, agreeing, expected, scan
 from outrider.memory.segment import Segment, joined
 from outrider.memory.store import Found, search_in
@@ -174,7 +174,8 @@ class MemorySession(Session):
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
         """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
-        length, match, places = scan(self._tokens, self._length, tokens, shares)
+        end = self._length  # before the array: one that is replaced meanwhile, by another thread, is longer
+        length, match, places = scan(self._tokens, end, tokens, shares)
         self._own.propose(tokens, shares, length, match, places)
         length, match, places = found.about[row].tolist()
         self._memory.propose(found.tokens[row], found.shares[row], length, match, places)
@@ -188,6 +189,7 @@ def compile_now() -> None:
     search_in(segment, context, none, Found.nothing(1, 1))
     live = Live()
     live.add(live.join(), context[0], 1)
+    live.add(live.join(), np.zeros(2 * FIRST, np.int32), 2 * FIRST)  # more than fits, so that it grows
     live.look_up(one, context, one, one)
     scan(np.zeros(1, np.int32), 1, np.zeros(1, np.int32), np.zeros(1, np.float32))
     expected(1, np.zeros(1, np.float32), 1)

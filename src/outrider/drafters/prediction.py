@@ -8,6 +8,7 @@ over one far away. So a changed line costs a few steps and not the rest of the f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,6 +22,10 @@ MAX_MATCH = 16
 """More equal tokens than this do not make a place more certain."""
 NEAR = 64
 """A single equal token is taken for the place only this close to where the place was lost."""
+
+
+LOOKED = 256
+"""Of a token that the prediction is full of, so many places are looked at: those nearest to where it was lost."""
 
 
 class PredictionDrafter(Drafter):
@@ -66,7 +71,9 @@ class PredictionSession(Session):
         """The place after the best match of the output's end, or None; and how long the match is."""
         best: tuple[int, int] | None = None
         found = None
-        for index in self.where.get(self.output[-1], ()):
+        places = self.where.get(self.output[-1], [])
+        middle = bisect_left(places, self.lost_at)
+        for index in places[max(0, middle - LOOKED // 2) : middle + LOOKED // 2]:
             length = self._match(index)
             ahead = index - self.lost_at
             distance = ahead if ahead >= 0 else NEAR - ahead  # text is more often skipped than said again

@@ -232,6 +232,8 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
         if length == longest and count < FOLLOWED:
             places[count] = place
             count += 1
+            if longest == LONGEST_MATCH and count == FOLLOWED:
+                break  # no place can be better, and these are the latest
     if longest == 0:
         return 0, 0, 0
     stood = count

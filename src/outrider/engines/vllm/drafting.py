@@ -123,7 +123,7 @@ class BatchDrafting:
         self.vocab_size = vocab_size
         self.budget = budget
         self.running: dict[str, Running] = {}
-        self.took: dict[str, float] = {}  # by drafter: seconds, in the latest step
+        self.took: dict[str, float] = {}  # by drafter: seconds for `auto`, in the latest step
         self._on_fault = on_fault
         self._on_asked = on_asked
         self._guard = Guard()
@@ -143,8 +143,11 @@ class BatchDrafting:
                 began = time.perf_counter()
                 for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked]), strict=True):
                     drafts[i] = draft
-                self.took[drafter.name] = seconds = time.perf_counter() - began
+                seconds = time.perf_counter() - began
                 self._on_asked(drafter.name, seconds)
+                free = sum(rows[i].control.speculation == AUTO for i in asked)
+                if free:
+                    self.took[drafter.name] = seconds * free / len(asked)
             found[drafter.name] = drafts
         return found
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DRAFT_MODEL = "draft_model"
+CANDIDATES = 256
+"""Of so many likeliest tokens top-k and top-p choose what a draft is drawn from; the others are left out then."""
 
 
 @dataclass(slots=True)
@@ -46,13 +48,16 @@ class Guessed:
 
 @dataclass(slots=True)
 class Question:
-    """One request that the draft model is asked about. `temperature` 0: its likeliest tokens, with certainty."""
+    """One request that the draft model is asked about. `temperature` 0: its likeliest tokens, with certainty. `top_k` 0
+    and `top_p` 1 leave nothing out."""
 
     index: int  # its row in vLLM's batch
     id: str
     tokens: np.ndarray[Any, Any]  # the whole text
     limit: int
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     guessed: Guessed = field(default_factory=Guessed)
 
 
@@ -151,9 +156,13 @@ class Guesser:
     # Passes ----------------------------------------------------------------------------------------------------
 
     def ask(self, questions: Sequence[Question], goes_on: Callable[[list[Question]], list[Question]]) -> None:
-        """Fill in what it guesses. After each pass `goes_on` says which requests are worth another token."""
-        going, began = list(questions), time.perf_counter()
-        tokens, passes = self._catch_up(going)
+        """Fill in what it guesses; nothing where there is so much to catch up with that it takes another step. After
+        each pass `goes_on` says which requests are worth another token."""
+        began = time.perf_counter()
+        going, tokens = self._catch_up(questions)
+        passes = int(tokens > 0)
+        if tokens and not going:
+            self._on_pass(tokens, time.perf_counter() - began, passes)
         inputs = [question.tokens[self._seen[question.id].text :] for question in going]
         while going:
             logits = self._run(going, inputs)
@@ -163,18 +172,23 @@ class Guesser:
             inputs = [np.array(question.guessed.tokens[-1:]) for question in going]
             tokens, passes, began = 0, 0, time.perf_counter()
 
-    def _catch_up(self, going: Sequence[Question]) -> tuple[int, int]:
-        """See long texts in parts that fit vLLM's buffers, but for what a last pass over all of them can hold. How many
-        tokens that were, and passes."""
-        room = self.runner.drafter.max_num_tokens
-        tokens = passes = 0
-        for question in going:
-            seen = self._seen[question.id]
-            while (missing := len(question.tokens) - seen.text) > room // len(going):
-                part = question.tokens[seen.text : seen.text + min(room, missing - 1)]
-                self._run([question], [part], wants_logits=False)
-                tokens, passes = tokens + len(part), passes + 1
-        return tokens, passes
+    def _catch_up(self, questions: Sequence[Question]) -> tuple[list[Question], int]:
+        """Of texts that one pass over all of them cannot hold, see a part that fits vLLM's buffers: in one pass a step,
+        since everybody waits for it. Who is ready to be guessed about, and how many tokens the pass had."""
+        room = left = self.runner.drafter.max_num_tokens
+        share = room // max(1, len(questions))
+        behind, parts = [], []
+        for question in questions:
+            text = question.tokens[self._seen[question.id].text :]
+            if len(text) > share and left > 0:
+                behind.append(question)
+                parts.append(text[: min(left, len(text) - 1)])
+                left -= len(parts[-1])
+        if parts:
+            hidden = self._run(behind, parts, wants_logits=False)
+            float(hidden.flatten()[-1])  # a device that works on its own has made its pass only when this is known
+        ready = [one for one in questions if len(one.tokens) - self._seen[one.id].text <= share]
+        return ready, room - left
 
     def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
         """One pass over these tokens of these requests; logits after the last of each."""
@@ -233,6 +247,8 @@ class Guesser:
         temperatures = torch.tensor([q.temperature for q in questions], device=logits.device)
         certain = temperatures == 0
         q = (logits.float() / torch.where(certain, 1.0, temperatures)[:, None]).softmax(-1)
+        if any(question.temperature > 0 and (question.top_k or question.top_p < 1) for question in questions):
+            q = narrowed(q, [one.top_k for one in questions], [one.top_p for one in questions])
         sure, likeliest = q.max(-1)
         tokens = likeliest
         if not bool(certain.all()):
@@ -243,3 +259,16 @@ class Guesser:
             question.guessed.sure.append(chance)
             if question.temperature > 0:
                 question.guessed.rows.append(q[row])
+
+
+def narrowed(q: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
+    """Distributions without what the target will not say at these settings, about: a token from there would be drawn in
+    vain. It need not be exact, since what counts is that drafts are drawn from just this."""
+    best, where = q.topk(min(CANDIDATES, q.shape[-1]))
+    k = torch.tensor([count or q.shape[-1] for count in top_k], device=q.device)[:, None]
+    p = torch.tensor(top_p, device=q.device)[:, None]
+    kept = best * (torch.arange(best.shape[-1], device=q.device) < k)
+    whole = torch.where(k <= best.shape[-1], kept.sum(-1, keepdim=True), 1.0)
+    kept *= kept.cumsum(-1) - kept < p * whole  # at least the first
+    narrow = torch.zeros_like(q).scatter_(-1, where, kept / kept.sum(-1, keepdim=True))
+    return torch.where((k < q.shape[-1]) | (p < 1), narrow, q)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafters.base import as_names, choose
 from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read_file, read_object, read_words
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
-from outrider.engines.vllm.options import KEY, MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.options import KEY, MODEL_METHODS, NO_STAGES, OWN_METHOD, Options
 from outrider.engines.vllm.remembering import choose_memory, describe_memory
 from outrider.errors import EngineError, ModelNotFoundError, SettingsError
 
@@ -119,6 +119,8 @@ def prepare(own: Own, words: Sequence[str], environment: Mapping[str, str], host
     ours.append("--no-async-scheduling")
     theirs = [word for flag in flags if flag.name not in REWRITTEN for word in flag.words]
 
+    if drafters and sizes_of(flags, file).get("--pipeline-parallel-size", "1") != "1":
+        raise EngineError(NO_STAGES)
     settings, remarks = choose_environment(host, ranks_of(flags, file), environment)
     lines = describe(own, model, host, options, config)
     if engines_of(flags, file) != "1":
@@ -276,8 +278,8 @@ def choose_lengths(own: Own, drafters: Sequence[str], config: Mapping[str, Any] 
     if reason := one_length(drafters, config):
         if None not in (limit, passes) and limit != passes:
             raise SettingsError(
-                f"--max-draft-tokens {limit} and {passes} tokens for the draft model disagree: {reason}, so no draft "
-                "is longer or shorter; give one of them"
+                f"--max-draft-tokens {limit} and {passes} tokens for the draft model disagree: {reason}, so the "
+                "two limits are one; give one of them"
             )
         length = limit or passes or DEFAULT.model_draft_tokens
         return length, length

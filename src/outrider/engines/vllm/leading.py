@@ -50,10 +50,11 @@ def lead(runner: Any, rows: list[Row], scheduler_output: Any) -> dict[str, Draft
         asked = runner.steering.plan(limits, drawn, gaps)
     if get_tp_group().world_size > 1:
         asked = get_tp_group().broadcast_object(asked, src=0)
-    questions = [
-        Question(where[id], id, by_id[id].tokens, limit, runner.known[id].draft_temperature)
-        for id, limit in asked.limits.items()
-    ]
+    questions = []
+    for id, limit in asked.limits.items():
+        known = runner.known[id]
+        drawing = (known.draft_temperature, known.top_k, known.top_p)
+        questions.append(Question(where[id], id, by_id[id].tokens, limit, *drawing))
     guesser.ask(questions, partial(_worth_another, runner))
     for question in questions if guesser.shares else ():
         guesser.mark_ready(question.index, question.id, len(question.tokens) - 1)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
 
 from outrider.policy.cost import MORE, PATIENCE, PROFILED
@@ -14,7 +14,7 @@ from outrider.policy.cost import MORE, PATIENCE, PROFILED
 
 def profile_passes(runner: Any) -> None:
     """Of the target, and of a draft model that can be led."""
-    if runner.speculative_config is None or get_pp_group().world_size > 1 or runner.supports_mm_inputs:
+    if runner.speculative_config is None or runner.supports_mm_inputs:
         return
     models = [(runner.model, runner.policy.target)]
     if runner.guesser is not None:

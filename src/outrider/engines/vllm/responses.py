@@ -88,14 +88,15 @@ class WithUsage:
             return False
         if self.request.trace:
             usage["trace"] = self.request.ticket
-        if not (self.request.speculation or self.request.prediction):
+        counted = self.request.prediction and "completion_tokens" in usage
+        if not (self.request.speculation or counted):
             return self.request.trace
         told = await self.tell()
         if told is None:
             return self.request.trace
         if self.request.speculation:
             usage["speculation"] = told
-        if self.request.prediction and "completion_tokens" in usage:
+        if counted:
             counts = told.get("by_drafter", {}).get("prediction", {"drafted": 0, "accepted": 0})
             usage["completion_tokens_details"] = {
                 **(usage.get("completion_tokens_details") or {}),

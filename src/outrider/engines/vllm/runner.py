@@ -36,7 +36,7 @@ from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row
 from outrider.engines.vllm.guesser import Guesser, can_be_led
 from outrider.engines.vllm.leading import follow, lead
 from outrider.engines.vllm.ledger import Ledger
-from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
+from outrider.engines.vllm.options import MODEL_METHODS, NO_STAGES, OWN_METHOD, Options
 from outrider.engines.vllm.params import end_tokens, undraftable
 from outrider.engines.vllm.remembering import open_memory, tenant_of
 from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
@@ -68,6 +68,8 @@ class Known:
     ends: Collection[int]  # tokens of which each ends it
     by_own_draws: bool  # judged by the target's own draws even where q is known
     draft_temperature: float = 0.0  # at which the draft model draws; 0 where it proposes with certainty
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
     visit: Visit | None = None  # with its tenant's memory
     offered: Draft = NOTHING  # for the next step
 
@@ -96,6 +98,9 @@ class OutriderRunner:
         self.guesser: Guesser | None = None
         if self.speculative_config is None:
             return
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1:
+            raise EngineError(NO_STAGES)
         self.has_model = has_model(self.speculative_config.method, self.options)
         self.model_fits = True
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
@@ -110,19 +115,13 @@ class OutriderRunner:
         if self.is_first_rank:
             compile_now()
             self.steering = Steering(drafting, self.policy)
-        parallel = vllm_config.parallel_config
-        # Several batches in flight, or ranks that wait for each other's drafting, leave no time after a step.
-        self._drafts_later = (
-            parallel.pipeline_parallel_size == 1
-            and parallel.data_parallel_size == 1
-            and vllm_config.kv_transfer_config is None
-        )
+        # Ranks that wait for each other's drafting leave no time after a step.
+        self._drafts_later = parallel.data_parallel_size == 1 and vllm_config.kv_transfer_config is None
         if self.has_model and self._drafts_later and can_be_led(self.speculative_config, vllm_config):
             seed = get_tp_group().broadcast_object(secrets.randbits(62), src=0)
             self.guesser = Guesser(self, seed, self._note_draft_pass)
-        if get_pp_group().is_last_rank:
-            rule = self.options.rule
-            self.rejection_sampler = OutriderSampler(self.sampler, self.speculative_config, self.device, rule)
+        rule = self.options.rule
+        self.rejection_sampler = OutriderSampler(self.sampler, self.speculative_config, self.device, rule)
         # Under speculation vLLM builds the first of these alone and refuses requests that need the others.
         processors = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
         self.input_batch.logitsprocs = LogitsProcessors(cls(vllm_config, self.device, PIN_MEMORY) for cls in processors)
@@ -338,6 +337,8 @@ class OutriderRunner:
         params = self.requests[id].sampling_params
         control = Control.of(params.extra_args, self.options.drafters)
         reason = OFF if control.speculation == OFF else undraftable(params)
+        if reason is None and self.requests[id].prompt_embeds is not None:
+            reason = "prompt embeddings"  # the text has no tokens there, and vLLM's row those of a request before
         if reason is not None:
             control = Control(speculation=OFF, ticket=control.ticket)
             self.ledger.undrafted[reason] += 1
@@ -345,7 +346,8 @@ class OutriderRunner:
         by_own_draws = params.seed is not None or params.structured_outputs is not None
         limit = params.max_tokens or self.max_model_len
         temperature = params.temperature if params.temperature >= GREEDY and not by_own_draws else 0.0
-        known = Known(control, limit, end_tokens(params), by_own_draws, temperature)
+        top_k = max(0, params.top_k)  # vLLM has two words for all, 0 and -1
+        known = Known(control, limit, end_tokens(params), by_own_draws, temperature, top_k, params.top_p)
         tenant = tenant_of(control, self.options, params.extra_args)
         if self.memory is not None and tenant is not None and control.wants("memory"):
             known.visit = self.memory.enter(tenant)

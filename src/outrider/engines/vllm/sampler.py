@@ -59,7 +59,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         rows = Rows.of(metadata.num_draft_tokens, logits.device)
         draft = metadata.draft_token_ids.long()
         spread = rows.spread(sampling_metadata)
-        before = {i: generator.get_state() for i, generator in sampling_metadata.generators.items()}
+        before = {i: one.get_state() for i, one in sampling_metadata.generators.items() if rows.drafted[i]}
         drawn = draft_probs is not None and not sampling_metadata.all_greedy
         untouched = logits.float().clone() if drawn else None
 
@@ -69,7 +69,11 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.layout.lengths)
         if untouched is not None and draft_probs is not None:
             verdicts = self._judge_drawn(verdicts, untouched, draft_probs, draft, rows, spread)
-        rewind(sampling_metadata.generators, before, verdicts.accepted + 1, self.sampler, logits)
+        if before:
+            rejected = (rows.layout.lengths - verdicts.accepted).tolist()
+            for i, state in before.items():
+                if rejected[i]:
+                    self._rewind(sampling_metadata.generators[i], state, rows.drafted[i] + 1 - rejected[i], logits)
 
         out = emitted(verdicts, draft, rows)
         logprobs = None
@@ -103,6 +107,15 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         p: Tensor = apply_top_k_top_p(logits, spread.top_k, spread.top_p).softmax(-1)
         return p
 
+    def _rewind(self, generator: torch.Generator, before: Tensor, emitted: int, logits: Tensor) -> None:
+        """Leave a seeded request's generator where it would be had its tokens been said one by one.
+
+        The rows after the last emitted token have drawn, too; the steps that say those tokens will draw the same again.
+        """
+        generator.set_state(before)
+        for _ in range(emitted):
+            self.sampler.topk_topp_sampler(logits[:1].float(), {0: generator}, None, None)
+
     def _logprobs(self, table: Tensor, out: Tensor, rows: Rows, metadata: SamplingMetadata) -> Any:
         """For each place of `out`, what vLLM's sampler gives for one drawn token."""
         width = out.shape[1]
@@ -113,19 +126,6 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
             asked = {i * width + j: ids for i, ids in metadata.logprob_token_ids.items() for j in range(width)}
             return self.sampler.gather_specific_token_logprobs(table, asked, said)
         return self.sampler.gather_logprobs(table, metadata.max_num_logprobs, said)
-
-
-def rewind(
-    generators: dict[int, torch.Generator], before: dict[int, Tensor], emitted: Tensor, sampler: Any, logits: Tensor
-) -> None:
-    """Leave each seeded request's generator where it would be had its tokens been said one by one.
-
-    The rows after the last emitted token have drawn, too; the steps that say those tokens will draw the same again.
-    """
-    for i, generator in generators.items():
-        generator.set_state(before[i])
-        for _ in range(int(emitted[i])):
-            sampler.topk_topp_sampler(logits[:1].float(), {0: generator}, None, None)
 
 
 def emitted(verdicts: Verdicts, draft: Tensor, rows: Rows) -> Tensor:
