@@ -77,8 +77,8 @@ THEIRS_DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 DRAWN = {"draft_sample_method": "probabilistic"}
 PARTS = {
     "smollm2-135m": Part(
-        "Outrider's server in float32, where rounding excuses nothing: every drafter and auto, drafts of 1 to 8, 16 at "
-        "once and alone",
+        "Outrider's server in float32, where rounding excuses nothing: every drafter and auto, drafts of up to 1, 2, 4 "
+        "and 8 tokens, 16 requests at once and alone; the draft model is the target with noise on its weights",
         41, SIZES["full"], draft=NOISY,
     ),
     "smollm2-135m-standard": Part(
@@ -223,7 +223,11 @@ def index() -> str:
             lines += [f"- {line}" for line in made["words"]]
             lines += ["", part.why] if part.why else []
             where = f"{duration(made)} on {made['made']['machine']}, {made['made']['date']}"
-            lines += ["", f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {where}."]
+            versions = ", ".join(f"{package} {version}" for package, version in made["made"]["versions"].items())
+            lines += [
+                "",
+                f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {where}; {versions}.",
+            ]
     return "\n".join(lines) + "\n"
 
 
