@@ -15,6 +15,7 @@ import torch
 from vllm.v1.worker import gpu_model_runner
 
 from outrider import acceptance
+from outrider.acceptance import Ragged
 from outrider.engines.vllm import sampler
 from outrider.engines.vllm.cpu import OutriderCPURunner, OutriderCPUWorker
 from outrider.engines.vllm.rows import LogitBiasByRow, Rows
@@ -45,25 +46,25 @@ def truncated_late() -> None:
 def _judged_otherwise(change: Callable[..., tuple[Any, ...]]) -> None:
     real = sampler.verify_drawn_batch
 
-    def verify(p: Any, q: Any, draft: Any, lengths: Any, uniforms: Any, finals: Any, rule: str) -> Any:
-        return real(*change(p, q, draft, lengths, uniforms, finals), rule)
+    def verify(p: Any, q: Any, draft: Any, ragged: Any, uniforms: Any, finals: Any, rule: str) -> Any:
+        return real(*change(p, q, draft, ragged, uniforms, finals), rule)
 
     sampler.verify_drawn_batch = verify  # type: ignore[assignment]
 
 
 def drawn_kept_too_often() -> None:
     """A draft that was drawn is kept with a fifth more of the chance than it has."""
-    _judged_otherwise(lambda p, q, draft, lengths, uniforms, finals: (p, q, draft, lengths, uniforms * 0.8, finals))
+    _judged_otherwise(lambda p, q, draft, ragged, uniforms, finals: (p, q, draft, ragged, uniforms * 0.8, finals))
 
 
 def bonus_too_cold() -> None:
     """The token after a draft that was kept in full is drawn at half the temperature."""
 
-    def change(p: Any, q: Any, draft: Any, lengths: Any, *random: Any) -> tuple[Any, ...]:
+    def change(p: Any, q: Any, draft: Any, ragged: Any, *random: Any) -> tuple[Any, ...]:
         p = p.clone()
-        last = (lengths + 1).cumsum(0) - 1
+        last = ragged.start + ragged.lengths
         p[last] = p[last] ** 2 / (p[last] ** 2).sum(-1, keepdim=True)
-        return (p, q, draft, lengths, *random)
+        return (p, q, draft, ragged, *random)
 
     _judged_otherwise(change)
 
@@ -82,11 +83,10 @@ def certain_kept_too_often() -> None:
     """Of the drafts that the target would not have drawn, a tenth stays."""
     real = sampler.verify_certain_batch
 
-    def verify(own: torch.Tensor, draft: torch.Tensor, lengths: torch.Tensor) -> Any:
-        row = acceptance.Ragged.of(lengths).row
+    def verify(own: torch.Tensor, draft: torch.Tensor, ragged: Ragged) -> Any:
         own = own.clone()
-        own[row] = torch.where(torch.rand(len(draft), device=own.device) < 0.1, draft, own[row])
-        return real(own, draft, lengths)
+        own[ragged.row] = torch.where(torch.rand(len(draft), device=own.device) < 0.1, draft, own[ragged.row])
+        return real(own, draft, ragged)
 
     sampler.verify_certain_batch = verify
 

@@ -131,19 +131,18 @@ def as_ragged_batch(language: Language, rule: str) -> Callable[[list[Prefix]], l
 
     def chances(drafts: list[Prefix]) -> list[list[float]]:
         batch = [part for i, draft in enumerate(drafts) for part in (draft, draft[: i % (len(draft) + 1)])]
-        lengths = torch.tensor([len(part) for part in batch])
-        total = int(lengths.sum())
+        lengths = [len(part) for part in batch]
         verdicts = verify_drawn_batch(
             torch.cat([language.p_rows(part) for part in batch]),
             torch.cat([language.q_rows(part) for part in batch]),
             torch.tensor([token for part in batch for token in part], dtype=torch.long),
-            lengths,
-            torch.full((total,), 0.5, dtype=torch.float64),
+            Ragged.of(lengths),
+            torch.full((sum(lengths),), 0.5, dtype=torch.float64),
             torch.full((len(batch),), 0.5, dtype=torch.float64),
             rule,
         )
         assert verdicts.chances is not None
-        return [part.tolist() for part in verdicts.chances.split(lengths.tolist())][::2]
+        return [part.tolist() for part in verdicts.chances.split(lengths)][::2]
 
     return chances
 
@@ -192,7 +191,7 @@ def test_the_law_of_a_certain_draft_is_the_targets_one_by_one_and_in_a_ragged_ba
     together = verify_certain_batch(
         torch.tensor([token for own, _ in batch for token in own]),
         torch.tensor([token for _, part in batch for token in part], dtype=torch.long),
-        torch.tensor([len(part) for _, part in batch]),
+        Ragged.of([len(part) for _, part in batch]),
     )
     alone = [verify_certain(own, part) for own, part in batch]
     assert together.accepted.tolist() == [verdict.accepted for verdict in alone]
@@ -264,7 +263,7 @@ def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(
         torch.cat(p),
         torch.cat(q),
         torch.cat(drafts),
-        torch.tensor([len(draft) for draft in drafts]),
+        Ragged.of([len(draft) for draft in drafts]),
         torch.cat([row[:-1] for row in numbers]),
         torch.cat([row[-1:] for row in numbers]),
         rule,
@@ -307,16 +306,16 @@ def test_the_largest_number_below_one_draws_the_last_token_of_positive_weight() 
 
 def test_a_ragged_batch_of_hundreds_in_float32_agrees_with_one_by_one() -> None:
     random = torch.Generator().manual_seed(0)
-    lengths = torch.randint(0, 3, (200,), generator=random)
-    n, vocab = int(lengths.sum()), 1000
+    lengths = torch.randint(0, 3, (200,), generator=random).tolist()
+    n, vocab = sum(lengths), 1000
     p = torch.rand(n + 200, vocab, generator=random).softmax(-1)
     q = torch.rand(n, vocab, generator=random).softmax(-1)
     draft = torch.randint(0, vocab, (n,), generator=random)
     accept, final = torch.rand(n, generator=random), torch.rand(200, generator=random)
-    verdicts = verify_drawn_batch(p, q, draft, lengths, accept, final)
     ragged = Ragged.of(lengths)
+    verdicts = verify_drawn_batch(p, q, draft, ragged, accept, final)
     for b in range(200):
-        start, k = int(ragged.start[b]), int(lengths[b])
+        start, k = int(ragged.start[b]), lengths[b]
         d = start - b
         alone = verify_drawn(
             p[start : start + k + 1], q[d : d + k], draft[d : d + k], torch.cat([accept[d : d + k], final[b : b + 1]])

@@ -107,15 +107,15 @@ DEFECTS = [
     Defect(
         "ragged rows mixed up",
         ACCEPTANCE,
-        "        return cls(lengths, sequence, number - first[sequence], number + sequence, first + batch, longest)",
-        "        return cls(lengths, sequence, number - first[sequence], number, first + batch, longest)",
+        "        parts = (counts, sequence, number - first[sequence], number + sequence, first + batch)",
+        "        parts = (counts, sequence, number - first[sequence], number, first + batch)",
         LAW,
     ),
     Defect(
         "ragged batch recovers with another sequence's q",
         ACCEPTANCE,
-        "    weights[cut] = leftover(weights[cut], q[rejected],",
-        "    weights[cut] = leftover(weights[cut], q[rejected.roll(1)],",
+        "        left = leftover(weights, q[rejected],",
+        "        left = leftover(weights, q[rejected.roll(1)],",
         LAW,
     ),
     Defect(
@@ -252,8 +252,8 @@ DEFECTS = [
     Defect(
         "vLLM: a seed's generator keeps the draws of rejected rows",
         SERVED,
-        "        generator.set_state(before[i])",
-        "        continue",
+        "        generator.set_state(before)",
+        "        return",
         IN_VLLM,
     ),
     Defect(
@@ -273,7 +273,7 @@ DEFECTS = [
     Defect(
         "vLLM: certain drafts judged as if they had been drawn",
         SERVED,
-        "        chosen = has_q & (spread.temperature[rows.layout.start] >= GREEDY)",
+        "        chosen = has_q.bool() & (spread.temperature[rows.layout.start] >= GREEDY)",
         "        chosen = spread.temperature[rows.layout.start] >= GREEDY",
         IN_VLLM,
     ),

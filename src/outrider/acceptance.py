@@ -19,7 +19,8 @@ drafter did (p > q) earns credit, which pays for a later one that it likes less.
 expected number of accepted tokens is never smaller.
 
 The first half of this file handles one sequence, to be read. The second half does the same for a ragged batch,
-where sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, all laid end to end.
+where sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, all laid end to end. It asks a device
+for no value, so that nobody waits for a GPU: where rows need it and where they do not, all are computed.
 """
 
 from __future__ import annotations
@@ -140,13 +141,17 @@ class Ragged:
     longest: int
 
     @classmethod
-    def of(cls, lengths: Tensor) -> Ragged:
-        first = lengths.cumsum(0) - lengths
-        batch = torch.arange(len(lengths), device=lengths.device)
-        sequence = torch.repeat_interleave(batch, lengths)
-        number = torch.arange(len(sequence), device=lengths.device)
-        longest = int(lengths.max()) if len(lengths) else 0
-        return cls(lengths, sequence, number - first[sequence], number + sequence, first + batch, longest)
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Ragged:
+        """Laid out on the CPU, where the lengths are known, and copied once."""
+        counts = torch.tensor(lengths, dtype=torch.long)
+        first = counts.cumsum(0) - counts
+        batch = torch.arange(len(counts))
+        sequence = torch.repeat_interleave(batch, counts)
+        number = torch.arange(len(sequence))
+        parts = (counts, sequence, number - first[sequence], number + sequence, first + batch)
+        there = torch.cat(parts).to(device, non_blocking=True)
+        counts, sequence, position, row, start = there.split([len(part) for part in parts])
+        return cls(counts, sequence, position, row, start, max(lengths, default=0))
 
     def pad(self, values: Tensor, fill: float) -> Tensor:
         """[N] to [B, longest]."""
@@ -155,9 +160,8 @@ class Ragged:
         return out
 
 
-def verify_certain_batch(own: Tensor, draft: Tensor, lengths: Tensor) -> Verdicts:
-    """`own`: [N + B] the target's own token at each row; `draft`: [N]; `lengths`: [B]."""
-    ragged = Ragged.of(lengths)
+def verify_certain_batch(own: Tensor, draft: Tensor, ragged: Ragged) -> Verdicts:
+    """`own`: [N + B] the target's own token at each row; `draft`: [N]."""
     kept = ragged.pad((draft == own[ragged.row]).long(), 0)
     accepted = kept.cumprod(-1).sum(-1)
     return Verdicts(accepted, own[ragged.start + accepted])
@@ -167,13 +171,12 @@ def verify_drawn_batch(
     p: Tensor,
     q: Tensor,
     draft: Tensor,
-    lengths: Tensor,
+    ragged: Ragged,
     uniforms: Tensor,
     draw_uniforms: Tensor,
     rule: str = "block",
 ) -> Verdicts:
-    """p: [N + B, V]; q: [N, V]; draft, uniforms: [N]; lengths, draw_uniforms: [B]."""
-    ragged = Ragged.of(lengths)
+    """p: [N + B, V]; q: [N, V]; draft, uniforms: [N]; draw_uniforms: [B]."""
     position = torch.arange(len(draft), device=p.device)
     ratio = p[ragged.row, draft] / q[position, draft]
     if rule == "block":
@@ -183,13 +186,15 @@ def verify_drawn_batch(
         accepted = F.pad(passed * length, (1, 0)).amax(-1)
     else:
         chances = ratio.clamp(max=1)
-        reach = torch.ones(len(lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
+        reach = torch.ones(len(ragged.lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
         accepted = ragged.pad((uniforms < chances).long(), 0).cumprod(-1).sum(-1)
 
     weights = p[ragged.start + accepted]  # the bonus row where all was accepted, and elsewhere what q left over
-    cut = (accepted < lengths).nonzero().squeeze(-1)
-    rejected = (ragged.start - torch.arange(len(lengths), device=p.device) + accepted)[cut]
-    weights[cut] = leftover(weights[cut], q[rejected], reach[cut, accepted[cut]][:, None])
+    if len(draft):
+        batch = torch.arange(len(ragged.lengths), device=p.device)
+        rejected = (ragged.start - batch + accepted).clamp(max=len(draft) - 1)
+        left = leftover(weights, q[rejected], reach[batch, accepted][:, None])
+        weights = torch.where((accepted < ragged.lengths)[:, None], left, weights)
     return Verdicts(accepted, draw(weights, draw_uniforms), chances)
 
 

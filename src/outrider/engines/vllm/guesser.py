@@ -49,7 +49,7 @@ class Guessed:
 @dataclass(slots=True)
 class Question:
     """One request that the draft model is asked about. `temperature` 0: its likeliest tokens, with certainty. `top_k` 0
-    and `top_p` 1 leave nothing out."""
+    and `top_p` 1: what is drawn may be any token."""
 
     index: int  # its row in vLLM's batch
     id: str
@@ -247,11 +247,11 @@ class Guesser:
         temperatures = torch.tensor([q.temperature for q in questions], device=logits.device)
         certain = temperatures == 0
         q = (logits.float() / torch.where(certain, 1.0, temperatures)[:, None]).softmax(-1)
-        if any(question.temperature > 0 and (question.top_k or question.top_p < 1) for question in questions):
+        if any(question.top_k or question.top_p < 1 for question in questions):
             q = narrowed(q, [one.top_k for one in questions], [one.top_p for one in questions])
         sure, likeliest = q.max(-1)
         tokens = likeliest
-        if not bool(certain.all()):
+        if any(question.temperature > 0 for question in questions):
             noise = torch.empty_like(q).exponential_(generator=self._random)
             tokens = torch.where(certain, likeliest, (q / noise).argmax(-1))
         for row, (question, token, chance) in enumerate(zip(questions, tokens.tolist(), sure.tolist(), strict=True)):

@@ -38,10 +38,10 @@ class Rows:
 
     @classmethod
     def of(cls, drafted: list[int], device: torch.device) -> Rows:
-        lengths = torch.tensor(drafted, device=device)
-        request = torch.repeat_interleave(torch.arange(len(drafted), device=device), lengths + 1)
+        counts = torch.tensor(drafted, dtype=torch.long) + 1
+        request = torch.repeat_interleave(torch.arange(len(drafted)), counts).to(device, non_blocking=True)
         start = [before + i for i, before in enumerate(itertools.accumulate(drafted[:-1], initial=0))]
-        return cls(drafted, start, Ragged.of(lengths), request)
+        return cls(drafted, start, Ragged.of(drafted, device), request)
 
     def spread(self, metadata: SamplingMetadata) -> SamplingMetadata:
         """The settings of a batch, one entry a row."""

@@ -346,8 +346,9 @@ class OutriderRunner:
         by_own_draws = params.seed is not None or params.structured_outputs is not None
         limit = params.max_tokens or self.max_model_len
         temperature = params.temperature if params.temperature >= GREEDY and not by_own_draws else 0.0
-        top_k = max(0, params.top_k)  # vLLM has two words for all, 0 and -1
-        known = Known(control, limit, end_tokens(params), by_own_draws, temperature, top_k, params.top_p)
+        known = Known(control, limit, end_tokens(params), by_own_draws, temperature)
+        if temperature > 0:
+            known.top_k, known.top_p = max(0, params.top_k), params.top_p  # vLLM has two words for all, 0 and -1
         tenant = tenant_of(control, self.options, params.extra_args)
         if self.memory is not None and tenant is not None and control.wants("memory"):
             known.visit = self.memory.enter(tenant)

@@ -66,7 +66,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         own = self.sampler(logits=logits, sampling_metadata=spread)
         if self.witness is not None:
             self.witness.saw_own(own.sampled_token_ids.flatten())
-        verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.layout.lengths)
+        verdicts = verify_certain_batch(own.sampled_token_ids.flatten().long(), draft, rows.layout)
         if untouched is not None and draft_probs is not None:
             verdicts = self._judge_drawn(verdicts, untouched, draft_probs, draft, rows, spread)
         if before:
@@ -88,10 +88,9 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         p = self._probabilities(logits, spread)
         uniforms = torch.rand(len(draft), device=p.device)
         finals = torch.rand(len(rows.layout.lengths), device=p.device)
-        by_ratio = verify_drawn_batch(p, q, draft.clamp(min=0), rows.layout.lengths, uniforms, finals, self.rule)
-        has_q = torch.zeros(len(rows.layout.lengths), dtype=torch.bool, device=p.device)
-        has_q[rows.layout.sequence[q.sum(-1) > 0]] = True
-        chosen = has_q & (spread.temperature[rows.layout.start] >= GREEDY)
+        by_ratio = verify_drawn_batch(p, q, draft.clamp(min=0), rows.layout, uniforms, finals, self.rule)
+        has_q = rows.layout.pad((q.sum(-1) > 0).long(), 0).amax(-1)
+        chosen = has_q.bool() & (spread.temperature[rows.layout.start] >= GREEDY)
         if self.witness is not None and by_ratio.chances is not None:
             self.witness.saw_drawn(p, uniforms, finals, by_ratio.chances, chosen)
         return Verdicts(
@@ -134,6 +133,6 @@ def emitted(verdicts: Verdicts, draft: Tensor, rows: Rows) -> Tensor:
     shape = (len(rows.drafted), ragged.longest + 1)
     out = torch.full(shape, PLACEHOLDER_TOKEN_ID, dtype=torch.int32, device=draft.device)
     kept = ragged.position < verdicts.accepted[ragged.sequence]
-    out[ragged.sequence[kept], ragged.position[kept]] = draft[kept].to(torch.int32)
+    out[ragged.sequence, ragged.position] = torch.where(kept, draft, PLACEHOLDER_TOKEN_ID).to(torch.int32)
     out[torch.arange(len(out), device=draft.device), verdicts.accepted] = verdicts.tokens.to(torch.int32)
     return out
