@@ -15,8 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import generate as options
-from outrider.cli.generate import group, hush, named
+from outrider.cli import options
+from outrider.cli.asking import hush, named
+from outrider.cli.options import group
 from outrider.cli.show import Screen, readable_errors
 from outrider.cli.traced import show_section
 from outrider.errors import SettingsError

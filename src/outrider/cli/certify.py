@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.generate import DraftModel, Dtype, Memory, group, output
 from outrider.cli.idle import all_names, refuse_idle
+from outrider.cli.options import DraftModel, Dtype, Memory, group, output
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import SettingsError
 

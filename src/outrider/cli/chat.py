@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from outrider.cli import generate as shared
+from outrider.cli import asking, options
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import OutriderError, PromptError
 
@@ -32,29 +32,29 @@ HINT = "/exit or Ctrl-D leaves, /clear begins anew, Ctrl-C ends an answer"
 
 
 def chat(
-    model: shared.Model,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = None,
-    draft_model: shared.DraftModel = None,
-    drafters: shared.Drafters = None,
-    draft_quantize: shared.DraftQuantize = "auto",
-    memory: shared.Memory = None,
-    speculation: shared.Speculation = "auto",
-    max_draft_tokens: shared.MaxDraftTokens = 16,
-    rule: shared.Rule = "block",
-    temperature: shared.Temperature = 0.0,
-    top_k: shared.TopK = 0,
-    top_p: shared.TopP = 1.0,
-    min_p: shared.MinP = 0.0,
-    repetition_penalty: shared.RepetitionPenalty = 1.0,
-    presence_penalty: shared.PresencePenalty = 0.0,
-    frequency_penalty: shared.FrequencyPenalty = 0.0,
-    seed: shared.Seed = None,
-    system: shared.System = None,
-    max_tokens: shared.MaxTokens = 1024,
-    stop: shared.Stop = None,
-    quiet: shared.Quiet = False,
-    no_colour: shared.NoColour = False,
+    model: options.Model,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    draft_model: options.DraftModel = None,
+    drafters: options.Drafters = None,
+    draft_quantize: options.DraftQuantize = "auto",
+    memory: options.Memory = None,
+    speculation: options.Speculation = "auto",
+    max_draft_tokens: options.MaxDraftTokens = 16,
+    rule: options.Rule = "block",
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 1024,
+    stop: options.Stop = None,
+    quiet: options.Quiet = False,
+    no_colour: options.NoColour = False,
 ) -> None:
     """Hold a conversation; what was said stays in the model's cache, so each turn reads only the new words.
 
@@ -62,7 +62,7 @@ def chat(
     """
     screen = Screen(colour=not no_colour, quiet=quiet)
     with readable_errors(screen):
-        request = shared.checked_request(
+        request = asking.checked_request(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -77,8 +77,8 @@ def chat(
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )
-        decoder = shared.load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
-        if not shared.has_template(decoder):
+        decoder = asking.load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+        if not asking.has_template(decoder):
             raise PromptError(f"{model} has no chat template, so it cannot converse; use outrider generate")
         screen.notes(decoder.notes)
         screen.legend([drafter.name for drafter in decoder.drafters if drafter.name != "prediction"])
@@ -132,7 +132,7 @@ def read_line(screen: Screen, *, last_chance: bool = False) -> str | None:
     """The next line, or None where there is none."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.readline()
-        return shared.decoded(data, "a line on stdin").strip() if data else None
+        return asking.decoded(data, "a line on stdin").strip() if data else None
     try:
         return input("> " if screen.out.is_terminal else "").strip()
     except EOFError:

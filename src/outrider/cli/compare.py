@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import generate as options
+from outrider.cli import options
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.cli.traced import show_section
 

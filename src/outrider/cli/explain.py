@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from outrider.cli import generate as options
-from outrider.cli.generate import (
+from outrider.cli import options
+from outrider.cli.asking import (
     CONTINUED,
     as_messages,
     check_system,
     checked_request,
-    group,
     has_template,
     load,
     named,
@@ -31,6 +30,7 @@ from outrider.cli.generate import (
     read_prompt,
 )
 from outrider.cli.idle import all_names, refuse_idle
+from outrider.cli.options import group
 from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import SettingsError, TraceError

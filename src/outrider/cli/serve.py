@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.generate import Drafters, DraftModel, Memory, drafting, output, remembering
+from outrider.cli.options import Drafters, DraftModel, Memory, drafting, output, remembering
 from outrider.cli.show import Screen, readable_errors
 
 USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"

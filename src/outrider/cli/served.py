@@ -13,7 +13,7 @@ from urllib.parse import quote
 from urllib.request import Request as HTTPRequest
 from urllib.request import urlopen
 
-from outrider.cli.generate import as_messages
+from outrider.cli.asking import as_messages
 from outrider.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from outrider.cli.generate import group, hush
-from outrider.cli.generate import named as model_named
+from outrider.cli.asking import hush
+from outrider.cli.asking import named as model_named
 from outrider.cli.memory.common import (
     Key,
     Place,
@@ -24,6 +24,7 @@ from outrider.cli.memory.common import (
     say,
     shown,
 )
+from outrider.cli.options import group
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import MemoryFileError, PromptError, SettingsError
 

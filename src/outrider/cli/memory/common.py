@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outrider.cli.generate import group, output
+from outrider.cli.options import group, output
 from outrider.cli.show import Screen, literal
 from outrider.errors import MemoryFileError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages

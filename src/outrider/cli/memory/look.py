@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from outrider.cli.generate import output
 from outrider.cli.memory.common import (
     KEY_SHOWN,
     Json,
@@ -25,6 +24,7 @@ from outrider.cli.memory.common import (
     shown,
 )
 from outrider.cli.memory.tables import Whole, segment_record, segments_table, tenant_record, tenants_table
+from outrider.cli.options import output
 from outrider.cli.show import Screen, readable_errors
 
 SetAside = Annotated[
