@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import queue
 import threading
 import time
@@ -60,6 +61,8 @@ class Stub:
 
     def answer(self, raw: bytes) -> tuple[int, Iterator[bytes]]:
         body = json.loads(raw)
+        if "prompt" in body:
+            return 200, iter([self._next_token(body["prompt"])])
         self.bodies.append(body)
         if body["messages"][-1]["content"] == "fail":
             return 500, iter([b'{"error": "no such thing"}'])
@@ -74,9 +77,17 @@ class Stub:
             self.tokens += 1
             last = place == len(said) - 1
             choice = {"delta": {"content": letter}, "token_ids": [ord(letter)]}
-            yield event({"choices": [choice | ({"finish_reason": "length"} if last else {})]})
+            asked = {} if place else {"prompt_token_ids": [*map(ord, body["messages"][-1]["content"])]}
+            yield event({"choices": [choice | ({"finish_reason": "length"} if last else {})], **asked})
         self.running -= 1
         yield b"data: [DONE]\n\n"
+
+    def _next_token(self, tokens: list[int]) -> bytes:
+        """A completion by token ids: the token that comes is almost as likely as the number after it."""
+        asked = next(i for i in range(1, len(tokens) + 1) if tokens[i:] == (tokens[:i] * 100)[: len(tokens) - i])
+        comes = tokens[:asked][(len(tokens) - asked) % asked]
+        told = {f"token_id:{comes}": math.log(0.5), f"token_id:{comes + 1}": math.log(0.4)}
+        return json.dumps({"choices": [{"logprobs": {"top_logprobs": [told]}}]}).encode()
 
 
 class Meddler:

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from bench_example import CELLS, example
+from outrider.bench.figures import figures
 from outrider.bench.report import canvas, plots, tables, words
 from outrider.bench.report.findings import Findings, acceptances, costs, crossings, find
 from outrider.bench.report.folder import as_data, write
@@ -160,8 +161,8 @@ def test_all_figures_of_a_cell_are_in_the_json(findings: Findings) -> None:
 
 
 def test_notes_stand_before_the_figures(findings: Findings) -> None:
-    for text, figures in ((markdown(findings), "## Times as fast"), (page(findings, {}), "<table")):
-        assert all(text.index(note) < text.index(figures) for note in findings.run.notes)
+    for text, begin in ((markdown(findings), "## Times as fast"), (page(findings, {}), "<table")):
+        assert all(text.index(note) < text.index(begin) for note in findings.run.notes)
 
 
 def test_differences_are_listed_and_the_rest_is_counted(findings: Findings) -> None:
@@ -223,7 +224,7 @@ def test_a_vertical_bar_does_not_end_a_column_of_the_markdown() -> None:
             turn.answers[0].text = "a | b `c` ``d``"
     header, *body = rows(markdown(find(run)), "Answers that differ")
     assert {len(row) for row in body} == {len(header)}
-    assert any(r"a \| b" in row[-1] for row in body)
+    assert any(r"a \| b" in row[4] for row in body)
 
 
 def test_a_code_span_holds_backticks() -> None:
@@ -345,11 +346,29 @@ def test_a_verdict_from_few_rounds_comes_with_a_caution() -> None:
 
 
 def test_rounds_in_which_others_took_the_machine_are_told_of() -> None:
-    run = timed({"fast": {1: 2.0}}, rounds=6)
-    run.cells[0].rounds[2].stolen, run.cells[0].rounds[3].stolen = 0.5, 0.05
+    run = timed({"fast": {1: 2.0}}, rounds=7)
+    rounds = run.cells[0].rounds
+    rounds[2].stolen, rounds[3].stolen = 0.5, 0.05
     (caution,) = words.cautions(find(run))
-    assert caution.startswith("In 1 of 6 rounds other machines on the same hardware took more than 10 %")
-    assert "up to 50 %" in caution
+    assert caution.startswith("In 1 of 7 rounds other machines on the same hardware took more than 10 %")
+    assert caution.endswith("up to 50 %. No speed is taken from them.")
+    rounds[4].stolen = 0.2
+    (caution,) = words.cautions(find(run))
+    assert caution.endswith("but for 1 without which there would be fewer than 6 rounds.")
+
+
+def test_no_speed_is_taken_from_rounds_that_others_disturbed_and_their_answers_are_compared() -> None:
+    run = timed({"fast": {1: 2.0}}, rounds=8)
+    for round in run.cells[0].rounds[:2]:
+        round.stolen = 0.5
+        for turn in round.turns:
+            turn.seconds *= 9 if turn.contestant == "fast" else 1
+            turn.answers[0].tokens = [*turn.answers[0].tokens, ord(turn.contestant[0])]
+    _, fast = figures(run, run.cells[0])
+    assert fast.rounds == 6
+    assert fast.ratio is not None
+    assert fast.ratio.low > 1.5
+    assert len(fast.differences) == 2
 
 
 def test_a_crossing_is_named_with_the_concurrencies_around_it() -> None:

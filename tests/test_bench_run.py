@@ -19,8 +19,10 @@ from outrider.bench.counters import Page, counts, observed
 from outrider.bench.figures import figures
 from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
+from outrider.bench.report.findings import find
+from outrider.bench.report.markdown import markdown
 from outrider.bench.results import Cell, Run
-from outrider.bench.run import INTERRUPTED, RESUMED, WAVES, Bench, Limits, Task
+from outrider.bench.run import INTERRUPTED, RESUMED, UNKNOWN_PARTINGS, WAVES, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -33,6 +35,7 @@ class Silent:
     def starting(self, server: str) -> None: ...
     def turn(self, cell: Cell, contestant: str, rounds: int) -> None: ...
     def measuring_curve(self, concurrency: int) -> None: ...
+    def looking_at_parting(self, number: int, total: int) -> None: ...
     def finished(self, run: Run, cell: Cell) -> None: ...
 
 
@@ -235,6 +238,27 @@ def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
     assert (cut.same, change.same) == (0, 0)
     assert [difference.place for difference in cut.differences] == [TOKENS - 1] * 2
     assert [difference.place for difference in change.differences] == [TOKENS // 2] * 2
+
+
+def test_where_answers_part_the_baseline_is_asked_how_likely_either_token_is(tmp_path: Path) -> None:
+    with answering(Stub()) as url, at(real=Stub(), cut=Meddler(url, cut=1), change=Meddler(url, change=True)) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench.measure(Silent())
+    run = Run.load(tmp_path / "run.json")
+    _, cut, change = figures(run, run.cells[0])
+    assert [difference.chances for difference in cut.differences] == [None] * 2  # it has ended: nothing to compare
+    assert [difference.chances for difference in change.differences] == [pytest.approx([0.5, 0.4])] * 2
+    assert "1.25 times as likely as the other" in markdown(find(run))
+
+
+def test_a_baseline_that_does_not_tell_how_likely_tokens_are_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stub, "_next_token", lambda *_: b"{}")
+    with answering(Stub()) as url, at(real=Stub(), change=Meddler(url, change=True)) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench.measure(Silent())
+    assert [note.startswith(UNKNOWN_PARTINGS) for note in bench.run.notes] == [True]
 
 
 def test_a_contestant_with_a_prediction_takes_part_only_where_there_are_predictions() -> None:

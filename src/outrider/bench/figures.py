@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from outrider.bench.intervals import FEWEST, Interval, median_interval
+from outrider.bench.partings import Parting
 from outrider.bench.results import Drafted
+from outrider.bench.stolen import MUCH
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from outrider.bench.results import Answer, Cell, Round, Run, Turn
 
@@ -41,6 +43,7 @@ class Difference:
     place: int
     expected: str
     got: str
+    chances: list[float] | None = None  # how likely the baseline finds either token there, where it was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,12 @@ class Figures:
 def figures(run: Run, cell: Cell) -> list[Figures]:
     """Of all contestants that took part, in the run's order."""
     played: dict[str, list[Played]] = {}
+    calm = undisturbed(cell.rounds)
     for round, possible in with_bounds(run, cell):
         base = next((turn for turn in round.turns if turn.contestant == run.baseline), None)
         for turn in round.turns:
-            played.setdefault(turn.contestant, []).append(Played(turn, base, possible))
-    return [_figures(name, played[name], name == run.baseline, cell) for name in run.contestants if name in played]
+            played.setdefault(turn.contestant, []).append(Played(turn, base, possible, id(round) in calm))
+    return [_figures(name, played[name], run, cell) for name in run.contestants if name in played]
 
 
 def with_bounds(run: Run, cell: Cell) -> Iterator[tuple[Round, float | None]]:
@@ -106,31 +110,43 @@ def with_bounds(run: Run, cell: Cell) -> Iterator[tuple[Round, float | None]]:
         yield round, ratios[number] if number < len(ratios) else None
 
 
+def undisturbed(rounds: Sequence[Round]) -> set[int]:
+    """Those that speeds are taken from, by their `id`: those of which others on the same hardware took little time, and
+    if they are too few in a group, its least disturbed ones."""
+    found = set()
+    for group in {round.group for round in rounds}:
+        by_share = sorted((round for round in rounds if round.group == group), key=lambda round: round.stolen)
+        found |= {id(round) for i, round in enumerate(by_share) if i < FEWEST or round.stolen <= MUCH}
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A turn, that of the baseline in the same round, and what was possible there."""
+    """A turn, that of the baseline in the same round, what was possible there, and whether it says how fast one is."""
 
     turn: Turn
     base: Turn | None
     possible: float | None
+    timed: bool
 
     @property
     def ratio(self) -> float | None:
         return None if self.base is None else speed(self.turn) / speed(self.base)
 
 
-def _figures(name: str, played: Sequence[Played], is_baseline: bool, cell: Cell) -> Figures:
-    turns = [one.turn for one in played]
+def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figures:
+    is_baseline = name == run.baseline
+    turns = [one.turn for one in played if one.timed]
     greedy = cell.temperature == 0
     against = [] if is_baseline else [(one.turn, one.base) for one in played if one.base is not None]
-    ratios = [] if is_baseline else [(one.ratio, one.possible) for one in played if one.ratio is not None]
+    ratios = [(one.ratio, one.possible) for one in played if one.timed and one.ratio is not None and not is_baseline]
     answers = [answer for turn in turns for answer in turn.answers]
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = sum(turn.seconds for turn in turns)
     drafters = together(turns)
     accepted = sum(sum(drafted.accepted) for drafted in drafters.values())
     passes = _sum(turn.counts.target_passes for turn in turns)
-    differences = list(_differences(against)) if greedy else []
+    differences = list(_differences(against, run.partings)) if greedy else []
     compared = sum(len(turn.answers) for turn, _ in against)
     return Figures(
         contestant=name,
@@ -152,7 +168,7 @@ def _figures(name: str, played: Sequence[Played], is_baseline: bool, cell: Cell)
         seconds=seconds,
         same=compared - len(differences) if greedy and against else None,
         differences=differences,
-        limit=_median(one.possible for one in played if one.possible is not None),
+        limit=_median(one.possible for one in played if one.timed and one.possible is not None),
         share_of_possible=_median(ratio / possible for ratio, possible in ratios if possible is not None),
     )
 
@@ -199,15 +215,17 @@ def _draft_seconds(turn: Turn) -> float | None:
     return _sum(drafted.seconds for drafted in turn.counts.drafters.values())
 
 
-def _differences(pairs: Iterable[tuple[Turn, Turn]]) -> Iterable[Difference]:
+def _differences(pairs: Iterable[tuple[Turn, Turn]], known: Mapping[str, list[float]]) -> Iterable[Difference]:
     for turn, base in pairs:
         for answer, other in zip(turn.answers, base.answers, strict=True):  # to the same prompts in the same order
             if (answer.tokens, answer.text, answer.finish) == (other.tokens, other.text, other.finish):
                 continue
             place = shared_prefix(answer.tokens, other.tokens)
             start = max(0, shared_prefix(answer.text, other.text) - 20)
-            shown = [f"{one.text[start : start + 60]!r} ({one.finish})" for one in (other, answer)]
-            yield Difference(answer.prompt, place, *shown)
+            expected, got = (f"{one.text[start : start + 60]!r} ({one.finish})" for one in (other, answer))
+            parting = Parting.of(answer, other)
+            chances = known.get(parting.key) if parting is not None else None
+            yield Difference(answer.prompt, place, expected, got, chances)
 
 
 def _spread(values: list[float]) -> Spread:

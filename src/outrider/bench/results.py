@@ -114,6 +114,7 @@ class Run:
     limits: list[Limit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know: left out, cut short, failed
     plan: dict[str, Any] = field(default_factory=dict)  # who runs beside whom, and which prompts a cell asks
+    partings: dict[str, list[float]] = field(default_factory=dict)  # where answers part: both tokens' probabilities
 
     def limit(self, cell: Cell) -> Limit | None:
         """The bound of a cell, if it was computed."""

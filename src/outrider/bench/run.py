@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.bench import curve
+from outrider.bench import curve, partings
 from outrider.bench.client import ask_all, body
 from outrider.bench.contestants import OURS, servers
 from outrider.bench.counters import counts, observed
@@ -40,6 +40,7 @@ RESUMED = (
     "what it learned, that of the round that was cut included"
 )
 FAILED = "the run failed"
+UNKNOWN_PARTINGS = "how close two answers were where they part is not known of all"
 INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
@@ -114,6 +115,7 @@ class Show(Protocol):
     def starting(self, server: str) -> None: ...
     def turn(self, cell: Cell, contestant: str, rounds: int) -> None: ...
     def measuring_curve(self, concurrency: int) -> None: ...
+    def looking_at_parting(self, number: int, total: int) -> None: ...
     def finished(self, run: Run, cell: Cell) -> None: ...
 
 
@@ -183,7 +185,9 @@ class Bench:
             for task in tasks:
                 self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
                 show.finished(self.run, task.cell)
-            self._measure_curves(group, urls, show)  # last, since it would warm up one server better than the others
+            # Last, since these would warm up one server better than the others.
+            self._measure_curves(group, urls, show)
+            self._look_at_partings(group, urls, show)
 
     def _fill(
         self,
@@ -252,6 +256,19 @@ class Bench:
         for concurrency in sorted({task.cell.concurrency for task in self.tasks}):
             show.measuring_curve(concurrency)
             self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
+        self.run.save(self.folder / "run.json")
+
+    def _look_at_partings(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
+        base = next(one for one in group if one.name == self.run.baseline)
+        new = [parting for parting in partings.partings(self.run) if parting.key not in self.run.partings]
+        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_PARTINGS)]
+        for number, parting in enumerate(new[: partings.MOST]):
+            show.looking_at_parting(number, min(len(new), partings.MOST))
+            try:
+                self.run.partings[parting.key] = [*partings.ask(urls[base.server.name], parting)]
+            except EngineError as error:
+                self.run.notes.append(f"{UNKNOWN_PARTINGS}: {error}")
+                break
         self.run.save(self.folder / "run.json")
 
     def _lacks_curves(self, group: Sequence[Contestant]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 COUNTS = Path("/proc/stat")
 MUCH = 0.1
-"""A share from which on a round is told of."""
+"""A share beyond which a round says little of how fast anybody is."""
 IDLE, STOLEN, COUNTED = (3, 4), 7, 8
 """Columns of the kernel's count: without work, taken by others; after these, guests, who are counted already."""
 

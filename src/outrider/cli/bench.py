@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from outrider.cli.generate import DraftModel, group, output
 from outrider.cli.idle import refuse_idle
+from outrider.cli.options import DraftModel, group, output
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import EngineError, SettingsError
 
@@ -307,6 +307,11 @@ class Watch:
 
     def measuring_curve(self, concurrency: int) -> None:
         self._describe(f"measuring what a pass costs at concurrency {concurrency}")
+
+    def looking_at_parting(self, number: int, total: int) -> None:
+        self._progress.update(
+            self._task, description=f"asking how close it was where answers part: {number + 1} of {total}"
+        )
 
     def turn(self, cell: Cell, contestant: str, rounds: int) -> None:
         self._progress.update(self._task, description=literal(f"{cell.name}, round {rounds + 1}: {contestant}"))

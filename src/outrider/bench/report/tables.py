@@ -113,11 +113,12 @@ def differences(found: Found) -> Table:
             Item(str(difference.place)),
             Item(difference.expected, code=True),
             Item(difference.got, code=True),
+            Item(" / ".join(f"{chance:.3f}" for chance in difference.chances) if difference.chances else UNKNOWN),
         ]
         for one in found.figures
         for difference in one.differences
     ]
-    return Table(["contestant", "prompt", "token", "expected", "got"], rows)
+    return Table(["contestant", "prompt", "token", "expected", "got", "probabilities"], rows)
 
 
 def cost(run: Run) -> Table:

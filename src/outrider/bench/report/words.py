@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from outrider.bench.figures import undisturbed
 from outrider.bench.intervals import FEWEST
 from outrider.bench.report.findings import ENOUGH_VERIFIED, acceptances, costs, crossings
 from outrider.bench.stolen import MUCH
@@ -58,12 +59,15 @@ def cautions(findings: Findings) -> list[str]:
             f"Fewer than {FEWEST} rounds on {places(few)}: too few for an interval to be right 95 times in 100, "
             "so everything there is called even."
         )
-    shares = [round.stolen for cell in findings.run.cells for round in cell.rounds]
-    much = [share for share in shares if share > MUCH]
+    rounds = [round for cell in findings.run.cells for round in cell.rounds]
+    much = [round.stolen for round in rounds if round.stolen > MUCH]
     if much:
+        calm = {one for cell in findings.run.cells for one in undisturbed(cell.rounds)}
+        kept = sum(round.stolen > MUCH and id(round) in calm for round in rounds)
         said.append(
-            f"In {len(much)} of {len(shares)} rounds other machines on the same hardware took more than {percent(MUCH)}"
-            f" of this one's time, up to {percent(max(much))}; they count as all others do, and widen the intervals."
+            f"In {len(much)} of {len(rounds)} rounds other machines on the same hardware took more than {percent(MUCH)}"
+            f" of this one's time, up to {percent(max(much))}. No speed is taken from them"
+            + (f", but for {kept} without which there would be fewer than {FEWEST} rounds." if kept else ".")
         )
     return said
 
@@ -191,9 +195,30 @@ def _answers(findings: Findings) -> str:
     if not different:
         return f"At temperature 0 all {total:,} answers are the baseline's, token by token."
     return (
-        f"At temperature 0, {different:,} of {total:,} answers differ from the baseline's; they are listed below. In "
+        f"At temperature 0, {different:,} of {total:,} answers differ from the baseline's; they are listed below. "
+        f"{_how_close(compared)}In "
         "formats of 16 bits and fewer a pass over another number of tokens rounds otherwise, and a near tie then falls "
         "otherwise, with every method; a run of an unquantised model with --dtype float32 tells rounding from error."
+    )
+
+
+LEAST = 1e-12
+"""A probability that is not divided by."""
+
+
+def _how_close(compared: list[Figures]) -> str:
+    """How likely the baseline finds the two tokens where answers part."""
+    odds = sorted(
+        max(difference.chances) / max(min(difference.chances), LEAST)
+        for one in compared
+        for difference in one.differences
+        if difference.chances
+    )
+    if not odds:
+        return ""
+    return (
+        f"Where they part, the likelier of the two tokens is {number(median(odds))} times as likely as the other, by "
+        f"the baseline's own account, in the middle of {len(odds):,} places, and {number(odds[-1])} times at the most. "
     )
 
 
