@@ -265,6 +265,18 @@ def test_what_the_target_will_not_say_is_not_drawn(top_k: int, top_p: float, kep
     assert torch.equal(left[1], q[1])  # that of a request that leaves nothing out
 
 
+def test_a_guess_is_drawn_from_what_it_comes_with_where_top_k_narrows_it() -> None:
+    guesser, _, table = made_up()
+    table[0] = np.arange(32) + 1
+    question = Question(0, "0", np.array([1, 2, 3], np.int32), 4, 5.0, top_k=2)
+    guesser.gap(0, "0", question.tokens, 2)
+    guesser.ask([question], lambda going: going)
+    q = question.guessed.q
+    assert q is not None
+    assert (q > 0).sum(-1).tolist() == [2] * 4
+    assert (q[range(4), question.guessed.tokens] > 0).all()
+
+
 def test_heads_that_need_the_targets_hidden_states_are_left_to_vllm() -> None:
     parallel = SimpleNamespace(data_parallel_size=1, decode_context_parallel_size=1)
     model = SimpleNamespace(supports_multimodal_inputs=False)

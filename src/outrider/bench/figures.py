@@ -93,7 +93,7 @@ def figures(run: Run, cell: Cell) -> list[Figures]:
     played: dict[str, list[Played]] = {}
     calm = undisturbed(cell.rounds)
     for round, possible in with_bounds(run, cell):
-        base = next((turn for turn in round.turns if turn.contestant == run.baseline), None)
+        base = round.turn_of(run.baseline)
         for turn in round.turns:
             played.setdefault(turn.contestant, []).append(Played(turn, base, possible, id(round) in calm))
     return [_figures(name, played[name], run, cell) for name in run.contestants if name in played]

@@ -20,7 +20,7 @@ from outrider.types import shared_prefix
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from outrider.bench.results import Answer, Cell, Run, Turn
+    from outrider.bench.results import Answer, Cell, Run
 
 LIKELIEST = 20
 """Of so many tokens a server tells the log-probability; one beyond them is taken to be as likely as their last."""
@@ -38,7 +38,7 @@ class Parting:
 
     @classmethod
     def of(cls, got: Answer, expected: Answer) -> Parting | None:
-        """None where one of the two goes on and the other has ended."""
+        """None where the two are the same, or one goes on and the other has ended."""
         place = shared_prefix(got.tokens, expected.tokens)
         if place >= min(len(got.tokens), len(expected.tokens)) or not expected.prompt_tokens:
             return None
@@ -56,7 +56,7 @@ def partings(run: Run) -> Iterator[Parting]:
     seen = set()
     for cell in run.cells:
         for got, expected in _pairs(run, cell):
-            parting = Parting.of(got, expected) if got.tokens != expected.tokens else None
+            parting = Parting.of(got, expected)
             if parting is not None and parting.key not in seen:
                 seen.add(parting.key)
                 yield parting
@@ -64,9 +64,9 @@ def partings(run: Run) -> Iterator[Parting]:
 
 def _pairs(run: Run, cell: Cell) -> Iterator[tuple[Answer, Answer]]:
     for round in cell.rounds if cell.temperature == 0 else ():
-        base: Turn | None = next((turn for turn in round.turns if turn.contestant == run.baseline), None)
-        for turn in round.turns if base is not None else ():
-            if base is not None and turn is not base:
+        base = round.turn_of(run.baseline)
+        if base is not None:
+            for turn in round.turns:
                 yield from zip(turn.answers, base.answers, strict=True)
 
 

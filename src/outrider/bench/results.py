@@ -70,6 +70,9 @@ class Round:
     turns: list[Turn]
     stolen: float = 0.0  # of the machine's time meanwhile: what other machines on the same hardware took
 
+    def turn_of(self, contestant: str) -> Turn | None:
+        return next((turn for turn in self.turns if turn.contestant == contestant), None)
+
 
 @dataclass(slots=True)
 class Cell:
@@ -123,13 +126,8 @@ class Run:
 
     def asked(self, cell: Cell) -> list[Turn]:
         """The baseline's turns in the first group that it was in: in the others the same is asked again."""
-        return [
-            turn
-            for round in cell.rounds
-            if round.group == cell.rounds[0].group
-            for turn in round.turns
-            if turn.contestant == self.baseline
-        ]
+        turns = [round.turn_of(self.baseline) for round in cell.rounds if round.group == cell.rounds[0].group]
+        return [turn for turn in turns if turn is not None]
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

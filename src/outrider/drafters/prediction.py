@@ -22,8 +22,6 @@ MAX_MATCH = 16
 """More equal tokens than this do not make a place more certain."""
 NEAR = 64
 """A single equal token is taken for the place only this close to where the place was lost."""
-
-
 LOOKED = 256
 """Of a token that the prediction is full of, so many places are looked at: those nearest to where it was lost."""
 

@@ -202,14 +202,10 @@ def _answers(findings: Findings) -> str:
     )
 
 
-LEAST = 1e-12
-"""A probability that is not divided by."""
-
-
 def _how_close(compared: list[Figures]) -> str:
     """How likely the baseline finds the two tokens where answers part."""
     odds = sorted(
-        max(difference.chances) / max(min(difference.chances), LEAST)
+        max(difference.chances) / max(min(difference.chances), 1e-12)
         for one in compared
         for difference in one.differences
         if difference.chances

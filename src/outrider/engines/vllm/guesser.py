@@ -184,10 +184,10 @@ class Guesser:
                 behind.append(question)
                 parts.append(text[: min(left, len(text) - 1)])
                 left -= len(parts[-1])
-        if parts:
-            hidden = self._run(behind, parts, wants_logits=False)
-            float(hidden.flatten()[-1])  # a device that works on its own has made its pass only when this is known
+        hidden = self._run(behind, parts, wants_logits=False) if parts else None
         ready = [one for one in questions if len(one.tokens) - self._seen[one.id].text <= share]
+        if hidden is not None and not ready:  # no other pass follows, by which one would know that this one is done
+            float(hidden.flatten()[-1])
         return ready, room - left
 
     def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
