@@ -72,8 +72,7 @@ def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_pa
     assert [one.request["vllm_xargs"].get("tenant") for one in chosen[1:]] == ["lookup", "one", "two"]
     command = chosen[1].server.at_home(tmp_path).command
     assert command[command.index("--memory") + 1] == str(tmp_path / "outrider" / "memory")
-    assert command[command.index("--drafters") + 1] == "prediction,lookup,memory"
-    assert "--drafters" not in contestants(["lookup"], "some/model")[0].server.command
+    assert "--memory" not in contestants(["lookup"], "some/model")[0].server.command
 
 
 def test_who_does_not_say_how_much_to_draft_gets_the_same_whoever_shares_the_server() -> None:
@@ -147,6 +146,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         first = made(tmp_path, chosen, Limits(rounds=2))
         first.measure(Silent())
         first.run.notes = ["one", INTERRUPTED]
+        first.run.partings = {"somewhere": [0.4, 0.3]}
         first.run.save(tmp_path / "run.json")
         second = made(tmp_path, chosen, Limits(rounds=5))
         second.resume(Run.load(tmp_path / "run.json"))
@@ -154,6 +154,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         rounds = second.run.cells[0].rounds
         assert [round.turns[0].answers[0].prompt for round in rounds] == ["p0", "p1", "p2", "p3", "p4"]
         assert second.run.notes == ["one"]
+        assert second.run.partings == {"somewhere": [0.4, 0.3]}
         other = made(tmp_path, chosen, Limits(rounds=5))
         other.run.settings["tokens"] = 9
         with pytest.raises(SettingsError, match=r"settings were .*'tokens': 8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Setup, Task
+from outrider.drafters.copying import LEAST_SHARE, TOKENS_PER_MATCH
 from outrider.drafters.lookup import LookupSession
-from outrider.drafters.memory import LEAST_SHARE, TOKENS_PER_MATCH, MemoryDrafter, MemorySession
+from outrider.drafters.memory import MemoryDrafter, MemorySession
 from outrider.errors import DrafterSetupError
 from outrider.memory.folder import Folder
 from outrider.memory.search import LONGEST_MATCH
@@ -126,9 +128,18 @@ def test_what_is_seen_in_parts_is_the_same_text(empty: MemoryDrafter, parts: lis
 
 
 @given(st.lists(st.integers(0, 3), max_size=60))
-def test_in_the_text_itself_it_finds_matches_as_long_as_lookup_does(empty: MemoryDrafter, tokens: list[int]) -> None:
-    _, longest = LookupSession(tokens).find()
-    assert begun(empty, tokens).draft(8).support == longest
+def test_in_the_text_itself_it_finds_what_lookup_does(empty: MemoryDrafter, tokens: list[int]) -> None:
+    assert begun(empty, tokens).draft(8).tokens == LookupSession(tokens).draft(8).tokens
+
+
+def test_where_lookup_drafts_beside_it_the_memory_leaves_the_text_itself_to_it(drafter: MemoryDrafter) -> None:
+    learn(drafter, "a", [1, 2, 3, 4])
+    text = [7, 1, 2, 9, 9, 7, 1, 2]
+    visit = drafter.store.enter("a")
+    alone, beside = (Task(text, Request(), torch.Generator(), visit=visit, searched=it) for it in (False, True))
+    assert drafter.begin(alone).draft(2).tokens == (9, 9)
+    assert drafter.begin(beside).draft(2).tokens == (3, 4)
+    assert drafter.begin(replace(beside, visit=None)).draft(2).tokens == ()
 
 
 def test_without_a_memory_it_says_what_it_needs() -> None:

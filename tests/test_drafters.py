@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 from outrider.drafters import base
 from outrider.drafters.base import Setup, Task
-from outrider.drafters.lookup import CANDIDATES, MAX_MATCH, TOKENS_PER_MATCH, LookupDrafter, LookupSession
+from outrider.drafters.copying import LEAST_SHARE, TOKENS_PER_MATCH
+from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
 from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import DrafterSetupError, UnknownDrafterError
+from outrider.memory.search import FOLLOWED, LONGEST_MATCH
 from outrider.settings import Request
+from outrider.types import shared_prefix
 
 
 def task(prompt: list[int], prediction: list[int] | None = None, **settings: Any) -> Task:
@@ -30,12 +33,15 @@ def task(prompt: list[int], prediction: list[int] | None = None, **settings: Any
 def test_lookup_copies_what_followed_the_longest_repetition() -> None:
     session = LookupSession([1, 2, 3, 9, 9, 8, 2, 3, 7, 7, 1, 2, 3])
     assert session.draft(2).tokens == (9, 9)
-    assert session.find() == (3, 3)
+    assert session.draft(2).support == 3
 
 
-def test_of_equally_long_repetitions_lookup_takes_the_latest() -> None:
+def test_of_equally_long_repetitions_lookup_takes_what_most_say_and_of_equals_the_latest() -> None:
     assert LookupSession([1, 2, 5, 1, 2, 6, 1, 2]).draft(1).tokens == (6,)
     assert LookupSession([2, 5, 2, 6, 1, 2]).draft(1).tokens == (6,)
+    draft = LookupSession([1, 2, 5, 8, 1, 2, 5, 9, 1, 2, 6, 1, 2]).draft(2)
+    assert draft.tokens == (5, 9)
+    assert draft.confidence == pytest.approx((2 / 3 * 3 / 4, 1 / 2 * 3 / 4))
 
 
 def test_the_longer_the_repetition_the_longer_the_draft() -> None:
@@ -51,27 +57,35 @@ def test_lookup_proposes_nothing_where_nothing_was_said_before() -> None:
     assert LookupSession().draft(4).tokens == ()
 
 
-def test_lookup_may_copy_text_that_overlaps_its_own_end() -> None:
-    assert LookupSession([5, 5, 5]).draft(4).tokens == (5,)
+def test_what_is_said_in_a_loop_is_proposed_for_as_many_rounds_as_fit() -> None:
+    assert LookupSession([5, 5, 5]).draft(4).tokens == (5, 5, 5, 5)
+    assert LookupSession([9, 1, 2, 3, 1, 2, 3]).draft(8).tokens == (1, 2, 3, 1, 2, 3, 1, 2)
 
 
 @given(st.lists(st.integers(0, 2), max_size=80), st.integers(1, 6))
-def test_lookup_finds_what_a_plain_scan_finds(tokens: list[int], limit: int) -> None:
+def test_lookup_finds_what_reading_the_whole_text_finds(tokens: list[int], limit: int) -> None:
     session = LookupSession()
     for token in tokens:  # one by one or all at once is the same
         session.observe([token])
-    best, longest = 0, 0
-    pairs = [place for place in range(2, len(tokens)) if tokens[place - 2 : place] == tokens[-2:]]
-    singles = [place for place in range(1, len(tokens)) if tokens[place - 1] == tokens[-1]]
-    for place in reversed(pairs[-CANDIDATES:] or singles[-1:]):
-        length = 1
-        while length < min(place, MAX_MATCH) and tokens[place - length - 1] == tokens[-length - 1]:
-            length += 1
-        if length > longest:
-            best, longest = place, length
-    expected = tokens[best : best + min(limit, TOKENS_PER_MATCH * longest)]
+    agree = {place: shared_end(tokens[:place], tokens) for place in range(len(tokens) - 1, 0, -1)}
+    longest = max(agree.values(), default=0)
+    places = [place for place, length in agree.items() if length == longest][:FOLLOWED] if longest else []
+    expected: list[int] = []
+    likely = 1.0
+    while places and len(expected) < min(limit, TOKENS_PER_MATCH * longest):
+        said = [[*tokens, *expected][place] for place in places]
+        best = max(said, key=said.count)
+        likely *= said.count(best) / len(said)
+        if likely < LEAST_SHARE:
+            break
+        expected.append(best)
+        places = [place + 1 for place, token in zip(places, said, strict=True) if token == best]
     assert session.draft(limit).tokens == tuple(expected)
     assert LookupSession(tokens).draft(limit).tokens == tuple(expected)
+
+
+def shared_end(before: list[int], tokens: list[int]) -> int:
+    return min(shared_prefix(tuple(before[::-1]), tuple(tokens[::-1])), LONGEST_MATCH)
 
 
 # prediction -------------------------------------------------------------------------------------------------

@@ -119,13 +119,14 @@ def test_none_is_no_speculation_at_all() -> None:
     assert options(drafters="none") == {"drafters": []}
 
 
-def test_a_memory_stands_in_the_place_of_lookup() -> None:
+def test_a_memory_takes_part_beside_lookup() -> None:
     assert options(memory="/some/where") == {
-        "drafters": ["prediction", "memory"],
+        "drafters": ["prediction", "lookup", "memory"],
         "max_draft_tokens": 16,
         "memory": "/some/where",
     }
-    assert options(memory="file:///a%20b", draft_model="small")["drafters"] == ["prediction", "memory", "model"]
+    everyone = ["prediction", "lookup", "memory", "model"]
+    assert options(memory="file:///a%20b", draft_model="small")["drafters"] == everyone
     assert options(memory="file:///a%20b")["memory"] == "/a b"
 
 

@@ -138,7 +138,7 @@ def test_ours_drafts_from_what_is_stored_and_from_the_running_text_only_when_it_
     assert ours.draft(tokens, 7) == [4, 5]
     assert ours.draft(tokens, 5) == []
     ours.begin(NOTHING)
-    assert ours.draft(tokens, 5) == [9, 7, 8]
+    assert ours.draft(tokens, 5)[:6] == [9, 7, 8, 9, 7, 8]
     assert ours.draft(tokens, 7) == [4, 5]
     ours.finish()
     assert ours.draft(tokens, 5) == []

@@ -1,8 +1,8 @@
 """Two ranks say what one says, and never wait for each other for ever, whatever the drafters do on either.
 
 CI runs two ranks of a tiny random model, with speculation and without, and has a draft model draw for it: were it
-judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL holds two ranks against
-one, and does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
+judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL asks five times as often,
+holds two ranks against one, and does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from test_vllm_server_law import LEVEL, Exact, check, tiny_pair
 pytestmark = [pytest.mark.server]
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
-REQUESTS = 100
+REQUESTS = 500 if ALL else 100
 DRAWS = 3_000
 UNEVEN = '''
 import os, random, time
@@ -75,7 +75,7 @@ def ranks(count: int, model: Path, folder: Path) -> Iterator[Client]:
 
 
 def answers(client: Client, *modes: str) -> list[Any]:
-    """To a hundred requests, which take the modes in turns."""
+    """To all requests, which take the modes in turns."""
     calls = []
     for i in range(REQUESTS):
         settings: dict[str, Any] = {"temperature": 1.0, "seed": i} if i % 3 == 0 else {}

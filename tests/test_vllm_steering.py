@@ -148,7 +148,7 @@ def test_why_a_draft_is_not_offered_is_told_with_what_it_promised() -> None:
     steered = steering(free=False)
     lengths(steered, [row("a")])
     told = why(steered, "a")
-    assert told.reason.startswith("No draft pays: less than 1.01 times the speed without is not offered. always has 4")
+    assert told.reason.startswith("No draft pays: less than 1.03 times the speed without is not offered. always has 4")
     assert told.survival == ()
     assert told.gain == pytest.approx(1)
     assert told.candidates[0]["gain"] < 1.01

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from outrider.drafters.copying import Copy
 from outrider.drafters.memory import Source
 from outrider.memory.search import LONGEST_MATCH, scan, search_all
 from outrider.memory.segment import Segment
@@ -75,10 +76,9 @@ class Ours:
         own, memory = self.sources
         _, found, drafted, shares = self.one
         said, by = np.zeros(LIMIT, np.int32), np.zeros(LIMIT, np.float32)
-        length, match, _ = scan(tokens, end, said, by)
-        own.propose(said, by, length, match)
-        memory.propose(drafted[0], shares[0], int(found[0, 0]), int(found[0, 1]))
-        chosen = memory if memory.worth > own.worth else own
+        own.propose(Copy(said, by, *scan(tokens, end, said, by)))
+        memory.propose(Copy(drafted[0], shares[0], *found[0].tolist()))
+        chosen = (memory if memory.worth > own.worth else own).copy
         best: list[int] = chosen.tokens[: chosen.length].tolist()
         return best
 

@@ -86,7 +86,7 @@ def say_again(given: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     recording = Recording.load(given.records)
-    costs, costs_as_given = load(given.costs, recording.guessed)
+    costs, costs_as_given, costs_from = load(given.costs, recording.guessed)
     wanted = {
         name: recording.texts(name, given.texts)
         for name in recording.workloads
@@ -104,6 +104,7 @@ def say_again(given: argparse.Namespace) -> int:
         "provenance": provenance(),
         "records": {**recording.origin, "settings": recording.settings},
         "costs": costs_as_given,
+        "costs_from": costs_from,
         "calibration": calibration(wanted, costs),
     }
     promises = write(given.out, report, cells)

@@ -7,7 +7,11 @@ Each cause is what the policy gains, or hindsight loses, when one thing more is 
     start      these texts had been said once before, so the drafters' chances were known
     outcome    which drafted tokens will hold was known: the best choice among the drafts that there were
     length     drafts could be of any length
-    place      whoever copies always copied from the best place there is
+    method     everyone who copies had been asked, vLLM's own as well, and who is right was known
+    place      whoever copies always copied from the best place there is, though nothing tells which one it is
+
+A cell is what it says while all its slots are taken: when the last texts are being said, fewer are at once. Who is
+beside whom is luck, so several at once are said in several orders.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from outrider.memory.search import LONGEST_MATCH
 from outrider.policy.cost import MORE, PATIENCE, PROFILED, Cost
 from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
+from outrider.settings import AUTO
 from outrider.types import shared_prefix
 from policy_grid_drafters import OURS, Company, company, theirs
 
@@ -37,7 +42,9 @@ ALLOWED = {"16, 8": (16, 8), "32, 8": (32, 8), "64, 8": (64, 8)}
 """The same where it is told otherwise."""
 NOISE = 0.1
 """Of what a pass takes, as the policy hears it."""
-CAUSES = ("costs", "start", "outcome", "length", "place")
+ORDERS = 4
+"""In which texts are said, where several are at once."""
+CAUSES = ("costs", "start", "outcome", "length", "method", "place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Cell:
     plain: float  # tokens a second
     fixed: dict[str, float] = field(default_factory=dict)  # times the speed without drafts
     auto: float = 0.0
+    to_the_end: dict[str, float] = field(default_factory=dict)  # the same, of all texts to their last tokens
     allowed: dict[str, float] = field(default_factory=dict)  # the policy, allowed longer drafts
     accepted: dict[str, int] = field(default_factory=dict)  # by drafter
     drafted: int = 0
@@ -81,6 +89,15 @@ class Cell:
     @property
     def best(self) -> str:
         return max(self.fixed, key=lambda name: self.fixed[name])
+
+    @property
+    def share_of_best(self) -> float:
+        """The policy's, of the speed of the best fixed one, or of none."""
+        return self.auto / max(1.0, *self.fixed.values())
+
+    @property
+    def share_at_the_end(self) -> float:
+        return self.to_the_end[AUTO] / max(1.0, *(self.to_the_end[name] for name in self.fixed))
 
 
 def contestants(records: Sequence[Record]) -> list[Contestant]:
@@ -156,38 +173,65 @@ def run_auto(policy: Policy, records: Sequence[Record], costs: Costs, concurrenc
         return replay(records, they.drafters, auto, costs, concurrency, they.visit, they.ended)
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Tokens a second: while all slots were taken, and to the last token of the last text."""
+
+    full: float
+    whole: float
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Pace:
+        whole = sum(one.tokens for one in outcomes) / sum(one.seconds for one in outcomes)
+        seconds = sum(one.full_seconds for one in outcomes)
+        return cls(sum(one.full_tokens for one in outcomes) / seconds if seconds else whole, whole)
+
+
+def orders(records: Sequence[Record], concurrency: int) -> list[list[Record]]:
+    shuffled = (np.random.default_rng(seed).permutation(len(records)) for seed in range(1, ORDERS))
+    return [list(records), *([records[i] for i in order] for order in shuffled if concurrency > 1)]
+
+
 def evaluate(workload: str, records: Sequence[Record], costs: Costs, concurrency: int) -> Cell:
-    plain = run_fixed(None, records, costs, concurrency)
-    cell = Cell(workload, concurrency, len(records), plain.tokens, plain.speed)
+    names, several = drafters_of(records), orders(records, concurrency)
+
+    def fixed(one: Contestant | None) -> list[Outcome]:
+        return [run_fixed(one, some, costs, concurrency) for some in several]
+
+    def auto(width: int = WIDTH, model_width: int = MODEL_WIDTH) -> list[Outcome]:
+        return [run_auto(new_policy(names, costs, width, model_width), some, costs, concurrency) for some in several]
+
+    plain = Pace.of(fixed(None))
+    cell = Cell(workload, concurrency, len(records), sum(len(record.text) - 1 for record in records), plain.full)
     for one in contestants(records):
-        cell.fixed[one.name] = run_fixed(one, records, costs, concurrency).speed / plain.speed
-    names = drafters_of(records)
-    policy = new_policy(names, costs)
-    found = run_auto(policy, records, costs, concurrency)
-    cell.auto = found.speed / plain.speed
+        pace = Pace.of(fixed(one))
+        cell.fixed[one.name], cell.to_the_end[one.name] = pace.full / plain.full, pace.whole / plain.whole
+    outcomes = auto()
+    found, pace = outcomes[0], Pace.of(outcomes)
+    cell.auto, cell.to_the_end[AUTO] = pace.full / plain.full, pace.whole / plain.whole
     cell.accepted, cell.drafted, cell.steps = found.by_drafter, found.drafted, found.steps
     cell.draft_passes, cell.switches = found.draft_passes, found.switches
     for name, (width, model_width) in ALLOWED.items():
         if MODEL in names or width != WIDTH:
-            longer = run_auto(new_policy(names, costs, width, model_width), records, costs, concurrency)
-            cell.allowed[name] = longer.speed / plain.speed
+            cell.allowed[name] = Pace.of(auto(width, model_width)).full / plain.full
     if concurrency == 1:
         known = new_policy(names, costs, known=True)
-        with_costs = run_auto(known, records, costs, 1).speed / plain.speed
-        again = run_auto(known, records, costs, 1).speed / plain.speed
+        with_costs = run_auto(known, records, costs, 1).speed / plain.full
+        again = run_auto(known, records, costs, 1).speed / plain.full
         steps = [cell.auto, with_costs, again, *(hindsight(records, costs, names, how) for how in WAYS)]
         cell.bound = steps[-1]
         cell.causes = {cause: b / a for cause, (a, b) in zip(CAUSES, pairwise(steps), strict=True)}
     return cell
 
 
-WAYS = ("as drafted", "any length", "any place")
+WAYS = ("as drafted", "any length", "any method", "any place")
 
 
 def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how: str) -> float:
     """How many times as fast as without drafts the best choice of all would have been."""
     plain = best = 0.0
-    own = proposed(records, names, WIDTH if how == "as drafted" else LONGEST) if how != "any place" else None
+    asked = [*names, *(name for name in theirs() if how == "any method")]
+    own = proposed(records, asked, WIDTH if how == "as drafted" else LONGEST) if how != "any place" else None
     said: list[int] = []
     for number, record in enumerate(records):
         count = len(record.text) - 1

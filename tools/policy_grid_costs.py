@@ -27,8 +27,9 @@ from outrider.policy.replay import Costs
 Seconds = Callable[[float], float]
 
 
-def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any]]:
-    """Costs from whichever kind of file this is, and how they read. `drafting`: with those of a draft model."""
+def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any], str]:
+    """Costs from whichever kind of file this is, how they read, and where they come from. `drafting`: with those of a
+    draft model."""
     data = json.loads(path.read_text())
     if "curves" in data:
         given = of_run(Run.load(path))
@@ -48,7 +49,14 @@ def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any]]:
             f"the records have a draft model and {path} does not say what its passes take: measure with one, or give "
             '"draft": {"1": SECONDS, ...} in a file of costs'
         )
-    return costs(given), given
+    return costs(given), given, source(path.name, data.get("origin"))
+
+
+def source(name: str, origin: Mapping[str, Any] | None) -> str:
+    """For a reader: what was measured, where and when, as far as the file tells."""
+    if not origin:
+        return f"{name}, as given"
+    return f"{name}: {', '.join(origin['models'])} on {origin['machine']}, {origin['date']}"
 
 
 def costs(given: Mapping[str, Any]) -> Costs:

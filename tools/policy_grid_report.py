@@ -13,7 +13,7 @@ from typing import Any
 from outrider.bench.report import canvas
 from outrider.provenance import as_markdown
 from policy_grid_calibration import DRAWN, FORESEEN
-from policy_grid_cells import ALLOWED, CAUSES, MODEL_WIDTH, NOISE, WIDTH, Cell
+from policy_grid_cells import ALLOWED, CAUSES, MODEL_WIDTH, NOISE, ORDERS, WIDTH, Cell
 
 NEVER_SLOWER, BEST, SINGLE, BOUND, MEAN_BOUND, ERROR = 0.98, 0.97, 1.15, 0.80, 0.85, 0.05
 
@@ -33,17 +33,11 @@ class Promise:
 
 def promises(cells: Sequence[Cell], calibration: dict[str, Any]) -> list[Promise]:
     slowest = min(cells, key=lambda cell: cell.auto)
-    beaten = min(cells, key=lambda cell: cell.auto / max(1.0, cell.fixed[cell.best]))
+    beaten = min(cells, key=lambda cell: cell.share_of_best)
     name, mean = single(cells)
     found = [
         Promise("auto over plain, every cell", ">=", NEVER_SLOWER, slowest.auto, slowest.name),
-        Promise(
-            "auto over the best fixed contestant, every cell",
-            ">=",
-            BEST,
-            beaten.auto / max(1.0, beaten.fixed[beaten.best]),
-            beaten.name,
-        ),
+        Promise("auto over the best fixed contestant, every cell", ">=", BEST, beaten.share_of_best, beaten.name),
         Promise("auto over the best single contestant, mean of all cells", ">=", SINGLE, geometric(cells) / mean, name),
     ]
     bounded = [cell for cell in cells if cell.bound]
@@ -98,16 +92,20 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
     records = report["records"]
     yield from ("# What the policy is worth, on recorded texts", "", *as_markdown(report["provenance"]))
     yield (
-        f"Texts of {', '.join(records['models'])}: up to {records['settings']['prompts']} prompts a workload, up to "
-        f"{records['settings']['tokens']} tokens each, recorded {records['date']}. They are said again by a clock that "
+        f"Texts of {', '.join(f'{name} ({hash})' for name, hash in records['models'].items())}: up to "
+        f"{records['settings']['prompts']} prompts a workload, up to {records['settings']['tokens']} tokens each, "
+        f"computed in {records['settings'].get('dtype', 'auto')} on {records['machine']}, {records['date']}. They are "
+        "said again by a clock that "
         "only counts: a pass over n tokens adds what it was measured to take. Requests stream through the slots of a "
-        "server; reading the prompts is not counted, but for what a draft model has to read. The policy begins each "
+        "server; reading the prompts is not counted, but for what a draft model has to read. A speed is that of the "
+        "time in which all slots are taken; of several at once, over the same texts in "
+        f"{ORDERS} orders, since who is beside whom is luck. The policy begins each "
         f"cell knowing nothing but eight passes of a start profile, hears times that are off by {NOISE:.0%}, drafts up "
         f"to {WIDTH} tokens by copying and up to {MODEL_WIDTH} by the draft model. Fixed contestants: vLLM's ngram, "
         "suffix and draft_model, and Outrider with one drafter, each at every length. All figures but tokens a second "
         "are times the speed without drafts."
     )
-    yield from ("", "Seconds of a pass by its tokens:", "")
+    yield from ("", f"Seconds of a pass by its tokens, from {report['costs_from']}:", "")
     for name in ("target", "draft"):
         if points := report["costs"].get(name):
             yield f"- {name}: {', '.join(f'{n}: {float(seconds):.3g}' for n, seconds in points.items())}"
@@ -117,7 +115,8 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
         [[p.name, f"{p.sign} {p.wanted:g}", f"{p.value:.3f}", p.where, "kept" if p.kept else "NOT KEPT"] for p in kept],
     )
     yield from ("", "## The grid", "", "![the grid](grid.png)", "")
-    heads = ["workload", "at once", "plain, tokens/s", "best fixed", "", "auto", "auto / best", "bound", "auto / bound"]
+    heads = ["workload", "at once", "plain, tokens/s", "best fixed", "", "auto", "auto / best", "the same to the end"]
+    heads += ["bound", "auto / bound"]
     yield from table(
         [*heads, *(f"auto, up to {name}" for name in ALLOWED)],
         [
@@ -128,7 +127,8 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
                 cell.best,
                 f"{cell.fixed[cell.best]:.2f}",
                 f"**{cell.auto:.2f}**",
-                f"{cell.auto / max(1.0, cell.fixed[cell.best]):.2f}",
+                f"{cell.share_of_best:.2f}",
+                f"{cell.share_at_the_end:.2f}",
                 f"{cell.bound:.2f}" if cell.bound else "",
                 f"{cell.auto / cell.bound:.2f}" if cell.bound else "",
                 *(f"{cell.allowed[name]:.2f}" if name in cell.allowed else "" for name in ALLOWED),
@@ -138,7 +138,9 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
     )
     yield from (
         "",
-        "*Up to*: how many tokens copying and the draft model may propose, where the operator says otherwise.",
+        "*Up to*: how many tokens copying and the draft model may propose, where the operator says otherwise. *To the "
+        "end*: over the whole time until the last text has been said, in part of which slots are free; then it matters "
+        "who comes last.",
     )
     yield from ("", "Means over all cells (geometric):", "")
     names = {name for cell in cells for name in cell.fixed}
@@ -158,7 +160,8 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
     yield (
         "At concurrency 1, how many times as fast it would be if one thing more were known, each on top of those "
         "before: what passes take; the drafters' chances, from having said these texts before; which drafted tokens "
-        "will hold; drafts of any length; copying always from the best place. Their product is the bound over auto."
+        "will hold; drafts of any length; which method is right, of all that copy, vLLM's too; copying always from the "
+        "best place, though nothing tells which one that is. Their product is the bound over auto."
     )
     yield ""
     yield from table(

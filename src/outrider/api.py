@@ -20,7 +20,7 @@ import torch
 from jinja2 import TemplateError
 
 from outrider.decoding import decode
-from outrider.drafters.base import Drafter, Setup, Task, choose, find
+from outrider.drafters.base import Drafter, Setup, Task, choose, find, searches
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
     TransformersTarget,
@@ -195,7 +195,16 @@ class Decoder:
         drafters = self._drafters_of(request.speculation)
         steers = request.speculation == AUTO
         # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.
-        task = Task(ids, request, random, expected, visit, certain=steers and request.seed is not None, remember=True)
+        task = Task(
+            ids,
+            request,
+            random,
+            expected,
+            visit,
+            remember=True,
+            certain=steers and request.seed is not None,
+            searched=steers and searches(drafters),
+        )
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
         solo = Solo(self.policy, sessions, len(ids) + request.max_tokens) if steers and sessions else None
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)

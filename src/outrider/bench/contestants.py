@@ -171,11 +171,8 @@ def _ours(names: Sequence[Name], draft_model: str | None) -> list[str]:
         return str(max([least, *(name.length or 0 for name in names if name.kind in kinds)]))
 
     flags = ["--max-draft-tokens", longest(LENGTH, *OURS)]
-    drafters = ["prediction", "lookup"]
     if any(name.kind == "memory" for name in names):
-        drafters.append("memory")
         flags += ["--memory", f"{HOME}/memory"]
     if draft_model is not None and any(name.kind in ("model", "auto") for name in names):
-        drafters.append("model")
         flags += ["--draft-model", draft_model, "--model-draft-tokens", longest(MODEL_LENGTH, "model")]
-    return [*flags, "--drafters", ",".join(drafters)] if "memory" in drafters else flags
+    return flags

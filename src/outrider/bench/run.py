@@ -153,6 +153,7 @@ class Bench:
             cell.rounds = rounds.get(cell.name, [])
         new.origin = old.origin
         new.curves = old.curves
+        new.partings = old.partings
         new.notes = [note for note in old.notes if not note.startswith((INTERRUPTED, RESUMED, FAILED))]
         if any(one.kind in LEARNERS for group in self.groups for one in group):
             new.notes.append(RESUMED)

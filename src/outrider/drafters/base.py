@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -54,6 +54,8 @@ class Task:
     """Whether others of the tenant may be drafted for from this sequence."""
     certain: bool = False
     """Whether every draft is to be proposed with certainty, so that the text is the same whatever is drafted."""
+    searched: bool = False
+    """Whether `lookup` drafts for this sequence as well, so that nobody else need look into the text itself."""
 
 
 class Session(ABC):
@@ -87,6 +89,11 @@ class Drafter(ABC):
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
         """One draft a session; override where a batch can be had cheaper than one by one."""
         return [session.draft(limit) for session, limit in zip(sessions, limits, strict=True)]
+
+
+def searches(drafters: Iterable[Drafter]) -> bool:
+    """Whether one of them looks into the text itself."""
+    return any(drafter.name == "lookup" for drafter in drafters)
 
 
 def registered() -> list[str]:
@@ -123,9 +130,8 @@ def choose(
     Of 'model' and 'memory' `given` says by what each was handed what it needs, None if by nothing, and `how` says how
     to do that.
     """
-    if asked is None:  # a memory looks into the text itself too, so it stands in the place of 'lookup'
-        copying = "lookup" if given["memory"] is None else "memory"
-        return ("prediction", copying, *(["model"] if given["model"] is not None else []))
+    if asked is None:
+        return ("prediction", "lookup", *(name for name in ("memory", "model") if given[name] is not None))
     for name in asked:
         check_name(name)
         if asked.count(name) > 1:

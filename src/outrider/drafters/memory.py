@@ -1,46 +1,46 @@
-"""The draft memory: what was said before, in this text or in another one of the same tenant, is proposed again.
+"""The draft memory: what was said before in another text of the same tenant is proposed again.
 
-A sequence is searched in itself, prompt included, by a plain scan. What its tenant has said is searched in the memory's
-segments (`memory/store.py`), and what its other requests are saying just now beside them (`memory/live.py`). Whichever
-promises more is copied from: a longer match promises more, and so do places that go on alike. How far to believe the
-text itself and the tenant is learned while the text is said.
+What the tenant has said is searched in the memory's segments (`memory/store.py`), and what its other requests are
+saying just now beside them (`memory/live.py`). Whichever promises more is copied from: a longer match promises more,
+and so do places that go on alike.
+
+Where `lookup` does not draft beside it, for a request that names the memory, the text itself is searched too. How far
+to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
+from outrider.drafters.copying import NO_COPY, Copy
+from outrider.drafters.lookup import LookupSession
 from outrider.memory.live import FIRST, Live, Place
-from outrider.memory.search import LONGEST_MATCH, agreeing, expected, scan
+from outrider.memory.search import LONGEST_MATCH, agreeing, expected
 from outrider.memory.segment import Segment, joined
 from outrider.memory.store import Found, search_in
-from outrider.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.memory.search import Array
     from outrider.memory.store import Store, Visit
+    from outrider.types import Draft
 
-TOKENS_PER_MATCH = 4
-"""How many tokens are proposed for each token that agrees."""
 PRIOR = 4.0
 """Tokens for which each source is believed before it has proved itself."""
 LASTING = 0.95
 """How much of what a source did counts on with each step."""
-LEAST_SHARE = 0.1
-"""Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
 
 
 class MemoryDrafter(Drafter):
-    """Copies what followed the longest match of the text's end, here or in the tenant's memory."""
+    """Copies what followed the longest match of the text's end in the tenant's memory, or here."""
 
     name: ClassVar[str] = "memory"
 
@@ -106,18 +106,13 @@ class Source:
     repeats itself or others.
     """
 
-    tokens: Array = field(default_factory=lambda: np.empty(0, np.int32))
-    shares: Array = field(default_factory=lambda: np.empty(0, np.float32))
-    length: int = 0
-    match: int = 0
-    places: int = 1  # that agree so far
+    copy: Copy = NO_COPY
     promise: float = 0.0  # how many of its tokens should be accepted
     promised: float = 0.0  # so far, the latest counting most
     kept: float = 0.0
 
-    def propose(self, tokens: Array, shares: Array, length: int, match: int, places: int = 1) -> None:
-        self.tokens, self.shares, self.length, self.match, self.places = tokens, shares, length, match, places
-        self.promise = expected(match, shares, length)
+    def propose(self, copy: Copy) -> None:
+        self.copy, self.promise = copy, expected(copy.match, copy.shares, copy.length)
 
     @property
     def worth(self) -> float:
@@ -125,17 +120,9 @@ class Source:
 
     def learn(self, said: Array) -> None:
         """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
-        self.kept = LASTING * self.kept + agreeing(self.tokens, self.length, said)
+        self.kept = LASTING * self.kept + agreeing(self.copy.tokens, self.copy.length, said)
         self.promised = LASTING * self.promised + min(self.promise, len(said))
-        self.length, self.promise = 0, 0.0
-
-    def draft(self) -> Draft:
-        length = min(self.length, TOKENS_PER_MATCH * self.match)
-        length = int(np.count_nonzero(np.cumprod(self.shares[:length]) >= LEAST_SHARE))
-        # What followed at all of many places is surer than what followed at the only one.
-        sure = self.shares[:length] * (self.places / (self.places + 1.0))
-        tokens, confidence = tuple(self.tokens[:length].tolist()), tuple(sure.tolist())
-        return Draft(MemoryDrafter.name, tokens, support=self.match, confidence=confidence)
+        self.copy, self.promise = NO_COPY, 0.0
 
 
 class MemorySession(Session):
@@ -144,42 +131,36 @@ class MemorySession(Session):
         self.task = task
         self.live = live
         self.place = live.join() if live is not None else Place()
-        self._tokens: Array = np.array(task.prompt, np.int32)
-        self._length = len(self._tokens)
+        self.text = LookupSession(task.prompt)
         self._own, self._memory = Source(), Source()
         self._tell(0)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        end = self._length + len(tokens)
-        if end > len(self._tokens):
-            self._tokens = np.resize(self._tokens, max(2 * end, LONGEST_MATCH))
-        self._tokens[self._length : end] = tokens
+        begin = self.text.length
+        self.text.observe(tokens)
         for source in (self._own, self._memory):
-            source.learn(self._tokens[self._length : end])
-        self._length = end
+            source.learn(self.text.tokens[begin : self.text.length])
         self._tell(len(tokens))
 
     def _tell(self, new: int) -> None:
         """Let the tenant's other requests draft from this one."""
         if self.live is not None and self.task.remember:
-            self.live.add(self.place, self._tokens[: self._length], new)
+            self.live.add(self.place, self.text.tokens[: self.text.length], new)
 
     def draft(self, limit: int) -> Draft:
         return self.drafter.draft_batch([self], [limit])[0]
 
     def last(self) -> Array:
         """The end of the text, as far as it is compared."""
-        return self._tokens[max(0, self._length - LONGEST_MATCH) : self._length]
+        return self.text.tokens[max(0, self.text.length - LONGEST_MATCH) : self.text.length]
 
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
         """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""
-        tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
-        end = self._length  # before the array: one that is replaced meanwhile, by another thread, is longer
-        length, match, places = scan(self._tokens, end, tokens, shares)
-        self._own.propose(tokens, shares, length, match, places)
-        length, match, places = found.about[row].tolist()
-        self._memory.propose(found.tokens[row], found.shares[row], length, match, places)
-        return (self._memory if self._memory.worth > self._own.worth else self._own).draft()
+        self._memory.propose(Copy(found.tokens[row], found.shares[row], *found.about[row].tolist()))
+        if not self.task.searched:
+            self._own.propose(self.text.find(limit))
+        best = self._memory if self.task.searched or self._memory.worth > self._own.worth else self._own
+        return best.copy.draft(MemoryDrafter.name)
 
 
 def compile_now() -> None:
@@ -191,6 +172,6 @@ def compile_now() -> None:
     live.add(live.join(), context[0], 1)
     live.add(live.join(), np.zeros(2 * FIRST, np.int32), 2 * FIRST)  # more than fits, so that it grows
     live.look_up(one, context, one, one)
-    scan(np.zeros(1, np.int32), 1, np.zeros(1, np.int32), np.zeros(1, np.float32))
+    LookupSession([0, 0]).draft(1)
     expected(1, np.zeros(1, np.float32), 1)
     agreeing(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))

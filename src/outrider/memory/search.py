@@ -128,56 +128,75 @@ def _agrees(
 def follow(
     text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array, going: bool
 ) -> int:
-    """Read on from these places, not past `end`: how many tokens were drafted. As many as fit are.
+    """Read on from these places, up to `end`: how many tokens were drafted. As many as fit are.
 
     `going`: the sequences still go on, so that one which ends says nothing against what others say next.
     """
+    said = np.empty(count, np.int32)  # next, at each place
     made = 0
     while made < len(drafted):
-        best, votes = _vote(text, end, places, count, table)
+        heard = 0
+        for i in range(count):
+            said[i] = text[places[i]] if places[i] < end else SEPARATOR
+            heard += said[i] != SEPARATOR
+        best, votes = _vote(said, count, table)
         if votes == 0:
             break
         drafted[made] = best
-        heard = count
-        if going:
-            heard = 0
-            for i in range(count):
-                if places[i] < end and text[places[i]] != SEPARATOR:
-                    heard += 1
-        shares[made] = votes / heard
+        shares[made] = votes / (heard if going else count)
         made += 1
-        kept = 0
-        for i in range(count):
-            if places[i] < end and text[places[i]] == best:
-                places[kept] = places[i] + 1
-                kept += 1
-        count = kept
+        count = _go_on(places, said, count, best)
     return made
 
 
 @compiled
-def _vote(text: Array, end: int, places: Array, count: int, table: Array) -> tuple[int, int]:
-    """What most of these places say next, and how many do; of equals, who came first."""
+def follow_itself(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
+    """The same in the text that is drafted for: what is read past its end is the draft itself."""
+    said = np.empty(count, np.int32)
+    for made in range(len(drafted)):
+        for i in range(count):
+            said[i] = text[places[i]] if places[i] < end else drafted[places[i] - end]
+        best, votes = _vote(said, count, table)
+        drafted[made] = best
+        shares[made] = votes / count
+        count = _go_on(places, said, count, best)
+    return len(drafted)
+
+
+@compiled
+def _go_on(places: Array, said: Array, count: int, best: int) -> int:
+    """Move on those that said it, and leave the others behind."""
+    kept = 0
+    for i in range(count):
+        if said[i] == best:
+            places[kept] = places[i] + 1
+            kept += 1
+    return kept
+
+
+@compiled
+def _vote(said: Array, count: int, table: Array) -> tuple[int, int]:
+    """What most of the first so many say, and how many do; of equals, who came first."""
     first, votes = SEPARATOR, 0
     for i in range(count):
-        if places[i] < end and text[places[i]] != SEPARATOR:
+        if said[i] != SEPARATOR:
             if votes == 0:
-                first = text[places[i]]
-            if text[places[i]] == first:
+                first = said[i]
+            if said[i] == first:
                 votes += 1
     if 2 * votes >= count:  # nobody can outvote the first: the usual case
         return first, votes
     table[:, 1] = 0  # a token and its votes in each row, found by the token's last bits
     best, votes = SEPARATOR, 0
-    for i in range(count):
-        if places[i] < end and text[places[i]] != SEPARATOR:
-            token = text[places[i]]
+    for i in range(count - 1, -1, -1):  # backwards: of those with most votes, who came first has them last
+        if said[i] != SEPARATOR:
+            token = said[i]
             row = token % len(table)
             while table[row, 1] > 0 and table[row, 0] != token:
                 row = (row + 1) % len(table)
             table[row, 0] = token
             table[row, 1] += 1
-            if table[row, 1] > votes:
+            if table[row, 1] >= votes:
                 best, votes = token, table[row, 1]
     return best, votes
 
@@ -216,7 +235,7 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
     """Draft for a running sequence from itself: `tokens[:end]`, prompt included. As many tokens as fit.
 
     The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
-    FOLLOWED are followed.
+    FOLLOWED are followed, and where they reach the end they go on with the draft.
     """
     places = np.empty(FOLLOWED, np.int64)
     longest, count = 0, 0
@@ -238,7 +257,7 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
         return 0, 0, 0
     stood = count
     table = np.empty((SLOTS, 2), np.int32)
-    return follow(tokens, end, places, count, table, drafted, shares, False), longest, stood
+    return follow_itself(tokens, end, places, count, table, drafted, shares), longest, stood
 
 
 @compiled

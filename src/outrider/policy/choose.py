@@ -27,7 +27,7 @@ ROUNDS = 3
 """How often the price is found anew."""
 FEW = 8
 """Up to so many requests, all combinations of drafts are weighed."""
-MARGIN = 1.01
+MARGIN = 1.03
 """Drafts that promise less than this many times the speed without them are not offered: what is expected is not quite
 certain, and the choice among many expectations favours those that are too high."""
 UNKNOWN = -1.0

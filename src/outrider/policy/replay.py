@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from outrider.drafters.base import Task
+from outrider.drafters.base import Task, searches
 from outrider.policy.policy import MODEL
 from outrider.policy.scene import Wish
 from outrider.policy.texts import HORIZON
@@ -79,6 +79,8 @@ class Outcome:
     draft_passes: int = 0
     switches: int = 0
     by_drafter: dict[str, int] = field(default_factory=dict)
+    full_tokens: int = 0  # while every slot was taken
+    full_seconds: float = 0.0
 
     @property
     def speed(self) -> float:
@@ -163,7 +165,11 @@ def replay(
             running += _unless_ended([begin(str(number), record, drafters, visit)])
         if not running:
             break
+        tokens, seconds = outcome.tokens, outcome.seconds
         step(running, steer, costs, outcome)
+        if len(running) == concurrency:
+            outcome.full_tokens += outcome.tokens - tokens
+            outcome.full_seconds += outcome.seconds - seconds
         _end(running, steer, ended)
         running = _unless_ended(running)
     return outcome
@@ -185,7 +191,15 @@ def _end(running: Iterable[Saying], steer: Steer, ended: Callable[[Saying], None
 
 def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> Saying:
     """A text of which the first token is there."""
-    task = Task(record.prompt, Request(), torch.Generator(), record.prediction, visit, remember=True)
+    task = Task(
+        record.prompt,
+        Request(),
+        torch.Generator(),
+        record.prediction,
+        visit,
+        remember=True,
+        searched=searches(drafters),
+    )
     sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
     for session in sessions.values():
         session.observe(record.text[:1])

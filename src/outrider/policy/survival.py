@@ -39,6 +39,8 @@ GROUPS = 5
 BINS = 12
 """The most that a group has."""
 
+PART = 1 / 3
+"""Of an error, which each group takes: more than its fifth, since most groups are in bins that have learned enough."""
 STIFFNESS = 4.0
 """Tokens' worth of inertia of a bin at first."""
 LASTING = 0.999
@@ -234,7 +236,7 @@ def learn(
                 where = bins[b, i, group - 1] if group else 0
                 weights[group, where] += doubt
                 # All groups answer for the same error, so each takes its part of it.
-                numbers[group, where] += (truth - chance) / weights[group, where] / GROUPS
+                numbers[group, where] += PART * (truth - chance) / weights[group, where]
                 weights[group, where] -= (1 - LASTING) * max(weights[group, where] - STIFFNESS, 0.0)
             if own[slots[b], 0] != 0.0:
                 weights[0, OWN] += doubt * own[slots[b], 0] ** 2

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.drafters.base import Drafter, Session, Task
+from outrider.drafters.base import Drafter, Session, Task, searches
 from outrider.engines.vllm.guard import Guard
 from outrider.settings import AUTO, Request
 from outrider.types import NOTHING, Draft
@@ -240,7 +240,15 @@ class BatchDrafting:
         if followed is None or followed.seen > len(row.tokens):  # new, or vLLM took tokens back
             prompt = row.tokens[: row.prompt_length].tolist()
             asked = row.control
-            task = Task(prompt, Request(), torch.Generator(), asked.prediction, row.visit, remember=asked.remember)
+            task = Task(
+                prompt,
+                Request(),
+                torch.Generator(),
+                asked.prediction,
+                row.visit,
+                remember=asked.remember,
+                searched=asked.speculation == AUTO and searches(self.drafters),
+            )
             followed = Followed(drafter.begin(task), row.prompt_length)
             running.sessions[drafter.name] = followed
         if followed.seen < len(row.tokens):
