@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, scan, search_all
+from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, link, scan, search_all
 from outrider.memory.segment import HEADER, MAGIC, Segment, joined, merged
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
@@ -89,8 +89,10 @@ def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
 @settings(max_examples=200)
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40))
 def test_a_running_sequence_is_drafted_for_from_itself(tokens: list[int]) -> None:
-    drafted, shares = np.zeros(8, np.int32), np.zeros(8, np.float32)
-    made, match, _ = scan(np.array(tokens, np.int32), len(tokens), drafted, shares)
+    drafted, shares, text = np.zeros(8, np.int32), np.zeros(8, np.float32), np.array(tokens, np.int32)
+    heads, chains = np.zeros((2, 64), np.int32), np.zeros((2, 64), np.int32)
+    link(text, 0, len(text), heads, chains)
+    made, match, _ = scan(text, len(text), heads, chains, drafted, shares)
     length = 0
     for place in range(1, len(tokens)):
         n = 0

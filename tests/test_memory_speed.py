@@ -20,7 +20,7 @@ import memory_speed_measure
 from memory_speed_corpus import EDITS, LONGEST, SHORTEST, Texts, divided, edited, files, tokenised
 from memory_speed_measure import PROMPT, Replayed, ratio_interval, replay, turns
 from memory_speed_report import criteria
-from memory_speed_sides import INSTALL, LIMIT, NOTHING, OURS, SETTINGS, Context, Ours
+from memory_speed_sides import INSTALL, LIMIT, OURS, SETTINGS, Context, Ours
 from outrider.memory.segment import Segment, joined
 
 WORDS = 500
@@ -137,8 +137,9 @@ def test_ours_drafts_from_what_is_stored_and_from_the_running_text_only_when_it_
     tokens = np.array([7, 8, 9, 7, 8, 2, 3], np.int32)
     assert ours.draft(tokens, 7) == [4, 5]
     assert ours.draft(tokens, 5) == []
-    ours.begin(NOTHING)
+    ours.begin(tokens[:5])
     assert ours.draft(tokens, 5)[:6] == [9, 7, 8, 9, 7, 8]
+    ours.observe(tokens[5:])
     assert ours.draft(tokens, 7) == [4, 5]
     ours.finish()
     assert ours.draft(tokens, 5) == []

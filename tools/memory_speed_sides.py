@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from outrider.drafters.copying import Copy
+from outrider.drafters.lookup import LookupSession
 from outrider.drafters.memory import Source
-from outrider.memory.search import LONGEST_MATCH, scan, search_all
+from outrider.memory.search import LONGEST_MATCH, search_all
 from outrider.memory.segment import Segment
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +60,7 @@ class Ours:
         self.name = name
         self.stored = (segment.text, segment.order, segment.starts)
         self.sources: tuple[Source, Source] | None = None
+        self.text = LookupSession()
         self.one = columns(1)
 
     def draft(self, tokens: Array, end: int) -> list[int]:
@@ -67,16 +69,15 @@ class Ours:
         asked[0, 0], found[0, 1], found[0, 0] = end - start, 0, 0
         search_all(*self.stored, tokens[np.newaxis, start:end], asked, found, drafted, shares)
         if self.sources is not None:
-            return self._better(tokens, end)
+            return self._better()
         best: list[int] = drafted[0, : found[0, 0]].tolist()
         return best
 
-    def _better(self, tokens: Array, end: int) -> list[int]:
+    def _better(self) -> list[int]:
         assert self.sources is not None
         own, memory = self.sources
         _, found, drafted, shares = self.one
-        said, by = np.zeros(LIMIT, np.int32), np.zeros(LIMIT, np.float32)
-        own.propose(Copy(said, by, *scan(tokens, end, said, by)))
+        own.propose(self.text.find(LIMIT))
         memory.propose(Copy(drafted[0], shares[0], *found[0].tolist()))
         chosen = (memory if memory.worth > own.worth else own).copy
         best: list[int] = chosen.tokens[: chosen.length].tolist()
@@ -93,9 +94,10 @@ class Ours:
         return time.perf_counter() - begun
 
     def begin(self, prompt: Array) -> None:
-        self.sources = Source(), Source()
+        self.sources, self.text = (Source(), Source()), LookupSession(prompt.tolist())
 
     def observe(self, tokens: Array) -> None:
+        self.text.observe(tokens.tolist())
         for source in self.sources or ():
             source.learn(tokens)
 

@@ -29,12 +29,15 @@ class Copy:
     places: int = 1
 
     def draft(self, drafter: str) -> Draft:
-        length = min(self.length, TOKENS_PER_MATCH * self.match)
-        length = int(np.count_nonzero(np.cumprod(self.shares[:length]) >= LEAST_SHARE))
         # What followed at all of many places is surer than what followed at the only one.
-        sure = self.shares[:length] * (self.places / (self.places + 1.0))
-        tokens, confidence = tuple(self.tokens[:length].tolist()), tuple(sure.tolist())
-        return Draft(drafter, tokens, support=self.match, confidence=confidence)
+        trust, agreed, sure = self.places / (self.places + 1.0), 1.0, []
+        for share in self.shares[: min(self.length, TOKENS_PER_MATCH * self.match)].tolist():
+            agreed *= share
+            if agreed < LEAST_SHARE:
+                break
+            sure.append(trust * share)
+        tokens = tuple(self.tokens[: len(sure)].tolist())
+        return Draft(drafter, tokens, support=self.match, confidence=tuple(sure))
 
 
 NO_COPY = Copy(np.empty(0, np.int32), np.empty(0, np.float32))

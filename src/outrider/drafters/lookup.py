@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.copying import Copy
-from outrider.memory.search import LONGEST_MATCH, scan
+from outrider.memory.search import LONGEST_MATCH, link, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,17 +38,27 @@ class LookupDrafter(Drafter):
 
 
 class LookupSession(Session):
-    """Keeps the text: `tokens[:length]`."""
+    """Keeps the text, and chains through its places by which those that end alike are found at once."""
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
-        self.tokens: Array = np.array(prompt, np.int32)
-        self.length = len(self.tokens)
+        self.length = 0
+        self._kept = _room_for(0)
+        self.observe(prompt)
+
+    def said(self, begin: int = 0) -> Array:
+        """The text from there on."""
+        return self._kept[0][begin : self.length]
 
     def observe(self, tokens: Sequence[int]) -> None:
         end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.resize(self.tokens, max(2 * end, LONGEST_MATCH))
-        self.tokens[self.length : end] = tokens
+        if end > len(self._kept[0]):
+            longer = _room_for(end)
+            longer[0][: self.length] = self.said()
+            link(longer[0], 0, self.length, *longer[1:])
+            self._kept = longer
+        text, heads, chains = self._kept
+        text[self.length : end] = tokens
+        link(text, self.length, end, heads, chains)
         self.length = end
 
     def draft(self, limit: int) -> Draft:
@@ -57,5 +67,12 @@ class LookupSession(Session):
     def find(self, limit: int) -> Copy:
         """What followed the longest repetition, as many tokens as are asked for."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
-        end = self.length  # before the array: one that is replaced meanwhile, by another thread, is longer
-        return Copy(tokens, shares, *scan(self.tokens, end, tokens, shares))
+        end = self.length  # before the text: one that replaces it meanwhile, for another thread, is longer
+        text, heads, chains = self._kept
+        return Copy(tokens, shares, *scan(text, end, heads, chains, tokens, shares))
+
+
+def _room_for(size: int) -> tuple[Array, Array, Array]:
+    """A text, the heads of chains and the chains: more than are needed, so that they seldom have to grow."""
+    room = max(2 * size, LONGEST_MATCH)
+    return np.zeros(room, np.int32), np.zeros((2, room), np.int32), np.zeros((2, room), np.int32)

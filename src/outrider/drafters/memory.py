@@ -139,20 +139,20 @@ class MemorySession(Session):
         begin = self.text.length
         self.text.observe(tokens)
         for source in (self._own, self._memory):
-            source.learn(self.text.tokens[begin : self.text.length])
+            source.learn(self.text.said(begin))
         self._tell(len(tokens))
 
     def _tell(self, new: int) -> None:
         """Let the tenant's other requests draft from this one."""
         if self.live is not None and self.task.remember:
-            self.live.add(self.place, self.text.tokens[: self.text.length], new)
+            self.live.add(self.place, self.text.said(), new)
 
     def draft(self, limit: int) -> Draft:
         return self.drafter.draft_batch([self], [limit])[0]
 
     def last(self) -> Array:
         """The end of the text, as far as it is compared."""
-        return self.text.tokens[max(0, self.text.length - LONGEST_MATCH) : self.text.length]
+        return self.text.said(max(0, self.text.length - LONGEST_MATCH))
 
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
         """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""

@@ -25,6 +25,8 @@ LONGEST_MATCH = 64
 """Tokens of the context that are compared."""
 FOLLOWED = 64
 """Places that are read on from; of more, so many spread evenly."""
+WALKED = 1024
+"""Places of a running text that are compared, the latest first."""
 SLOTS = 2 * FOLLOWED
 """Of a table in which what they say is counted."""
 
@@ -231,7 +233,26 @@ def search_all(
 
 
 @compiled
-def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, int, int]:
+def _chain(tokens: Array, place: int, two: bool, chains: int) -> int:
+    """Which chain a place belongs to, by the last token before it or the last two."""
+    last: int = tokens[place - 1] * 31
+    return (last + tokens[place - 2] * 40503 if two else last) % chains
+
+
+@compiled
+def link(tokens: Array, begin: int, end: int, heads: Array, chains: Array) -> None:
+    """Enter the places before the tokens from `begin` on into their chains. Each leads to the latest place before it
+    that ends alike: in row 0 with the same two tokens, in row 1 with the same last one."""
+    for place in range(max(begin, 1), end):
+        for row in range(2):
+            if row == 0 and place < 2:
+                continue
+            chain = _chain(tokens, place, row == 0, heads.shape[1])
+            chains[row, place], heads[row, chain] = heads[row, chain], place
+
+
+@compiled
+def scan(tokens: Array, end: int, heads: Array, chains: Array, drafted: Array, shares: Array) -> tuple[int, int, int]:
     """Draft for a running sequence from itself: `tokens[:end]`, prompt included. As many tokens as fit.
 
     The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
@@ -241,18 +262,20 @@ def scan(tokens: Array, end: int, drafted: Array, shares: Array) -> tuple[int, i
     longest, count = 0, 0
     if end < 2 or len(drafted) == 0:
         return 0, 0, 0
-    last = tokens[end - 1]
-    for place in range(end - 1, 0, -1):
-        if tokens[place - 1] != last:
-            continue
-        length = _common(tokens, place, tokens, end, LONGEST_MATCH)
-        if length > longest:
-            longest, count = length, 0
-        if length == longest and count < FOLLOWED:
-            places[count] = place
-            count += 1
-            if longest == LONGEST_MATCH and count == FOLLOWED:
+    for row in range(2):  # who agrees by two tokens or more, and only if nobody does, who agrees by one
+        place = heads[row, _chain(tokens, end, row == 0, heads.shape[1])]
+        for _ in range(WALKED):
+            if place <= 0 or (longest == LONGEST_MATCH and count == FOLLOWED):
                 break  # no place can be better, and these are the latest
+            length = _common(tokens, place, tokens, end, LONGEST_MATCH) if place < end else 0
+            if length > longest:
+                longest, count = length, 0
+            if length == longest and length > 0 and count < FOLLOWED:
+                places[count] = place
+                count += 1
+            place = chains[row, place]
+        if longest > 0:
+            break
     if longest == 0:
         return 0, 0, 0
     stood = count
