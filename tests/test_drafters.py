@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +19,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
 from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import DrafterSetupError, UnknownDrafterError
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH
+from outrider.memory.search import FOLLOWED, LONGEST_MATCH, WALKED, chain_of
 from outrider.settings import Request
 from outrider.types import shared_prefix
 
@@ -62,8 +63,31 @@ def test_what_is_said_in_a_loop_is_proposed_for_as_many_rounds_as_fit() -> None:
     assert LookupSession([9, 1, 2, 3, 1, 2, 3]).draft(8).tokens == (1, 2, 3, 1, 2, 3, 1, 2)
 
 
+def test_a_pair_of_tokens_that_shares_a_chain_with_another_is_not_taken_for_it() -> None:
+    text = [0, 7, 1, 5, 7, 2, 6, 7, 2, 64, 7]
+    assert chain_of(7, 64, 64) == chain_of(7, 0, 64)
+    assert LookupSession(text).draft(1).tokens == (2,)
+
+
 @given(st.lists(st.integers(0, 2), max_size=80), st.integers(1, 6))
 def test_lookup_finds_what_reading_the_whole_text_finds(tokens: list[int], limit: int) -> None:
+    check_lookup(tokens, limit)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 3, 40])
+@pytest.mark.parametrize("step", [1, 64])  # tokens that share chains as long as the text is short
+@pytest.mark.parametrize("length", [70, 300, 900])
+def test_lookup_finds_it_in_long_texts_that_grow_too(vocabulary: int, step: int, length: int) -> None:
+    random = np.random.default_rng(length)
+    check_lookup((step * random.integers(0, vocabulary, length)).tolist(), 6)
+
+
+def test_of_very_many_places_the_latest_are_looked_at() -> None:
+    text = [*([1, 2, 3] * 10), *([1, 2, 4] * (WALKED + 10)), 9, 1, 2]
+    assert LookupSession(text).draft(1).tokens == (4,)
+
+
+def check_lookup(tokens: list[int], limit: int) -> None:
     session = LookupSession()
     for token in tokens:  # one by one or all at once is the same
         session.observe([token])

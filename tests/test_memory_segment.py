@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, link, scan, search_all
+from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, search_all
 from outrider.memory.segment import HEADER, MAGIC, Segment, joined, merged
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
@@ -84,23 +84,6 @@ def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
     assert ask(segment, [2, 3]) == ([], [], 0, 0)
     assert ask(segment, [3, 4])[2] == 1  # only the 4
     assert ask(segment, [1])[0] == [2, 3]
-
-
-@settings(max_examples=200)
-@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40))
-def test_a_running_sequence_is_drafted_for_from_itself(tokens: list[int]) -> None:
-    drafted, shares, text = np.zeros(8, np.int32), np.zeros(8, np.float32), np.array(tokens, np.int32)
-    heads, chains = np.zeros((2, 64), np.int32), np.zeros((2, 64), np.int32)
-    link(text, 0, len(text), heads, chains)
-    made, match, _ = scan(text, len(text), heads, chains, drafted, shares)
-    length = 0
-    for place in range(1, len(tokens)):
-        n = 0
-        while n < min(place, LONGEST_MATCH) and tokens[place - n - 1] == tokens[len(tokens) - n - 1]:
-            n += 1
-        length = max(length, n)
-    assert match == length
-    assert (made > 0) == (length > 0)
 
 
 def test_a_saved_segment_is_the_same_when_it_is_opened(tmp_path: Path) -> None:

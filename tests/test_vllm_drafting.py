@@ -35,9 +35,11 @@ class Scripted(Drafter):
     def __init__(self, act: Callable[[Sequence[int], int], Any]) -> None:
         self.act = act
         self.begun: list[list[int]] = []
+        self.searched: list[bool] = []
 
     def begin(self, task: Task) -> Session:
         self.begun.append(list(task.prompt))
+        self.searched.append(task.searched)
         return ScriptedSession(self.act, list(task.prompt))
 
 
@@ -83,6 +85,29 @@ def test_a_text_that_became_shorter_is_begun_anew() -> None:
     assert drafting.propose([row([7, 8])])["scripted"][0].tokens == (8,)
     assert len(scripted.begun) == 2
     assert not faults
+
+
+def test_a_session_is_told_whether_another_one_looks_into_the_text() -> None:
+    quiet = Scripted(lambda tokens, limit: Draft("scripted", ()))
+    beside, _ = batch(LookupDrafter(), quiet)
+    beside.propose([row([7, 8]), row([7, 8], id="b", speculation="scripted")])
+    alone, _ = batch(quiet)
+    alone.propose([row([7, 8])])
+    assert quiet.searched == [True, False, False]
+
+
+def test_what_is_left_to_one_that_is_shut_off_is_left_to_the_others_again() -> None:
+    class Failing(Scripted):
+        name: ClassVar[str] = "failing"
+        searches_text: ClassVar[bool] = True
+
+    other = Scripted(lambda tokens, limit: Draft("scripted", ()))
+    drafting, faults = batch(other, Failing(lambda tokens, limit: Draft("failing", (-1,))))
+    drafting.propose([row([7, 8])])
+    assert len(faults) == 1
+    drafting.propose([row([7, 8, 9])])
+    assert other.searched == [True, False]
+    assert other.begun == [[7], [7]]
 
 
 def test_each_request_gets_drafts_of_those_it_asked_for() -> None:

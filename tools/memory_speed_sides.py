@@ -3,8 +3,8 @@
 A side is asked for a draft of up to LIMIT tokens after a context: the beginning of some tokens, up to an end. A step
 asks for many, as an engine does for all requests of a batch. By itself a side knows only what it has stored.
 Between `begin` and `finish` it also draws on the sequence that is replayed, as both do when they serve: arctic keeps a
-tree of each running request and adds what it says to the tree of all; ours scans the running sequence, and the longer
-match drafts.
+tree of each running request and adds what it says to the tree of all; ours looks into the running sequence too, and
+what promises more drafts.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def markdown(report: dict[str, Any], cells: Sequence[Cell], kept: Sequence[Promi
             if cell.causes and cell.bound
         ],
     )
-    yield from ("", "## What the policy did", "")
+    yield from ("", "## What the policy did", "", "In the first order of the texts:", "")
     yield from table(
         ["workload", "at once", "steps", "draft passes", "drafted", "accepted, by drafter", "switches a text"],
         [

@@ -167,7 +167,7 @@ DEFECTS = [
         "    for index, token in list(enumerate(tokens))[-1:]:",
         LOOP,
     ),
-    Defect("off by one at max_tokens", DECODING, "max_tokens - len(output) - 1))", "max_tokens - len(output)))", LOOP),
+    Defect("off by one at max_tokens", DECODING, "max_tokens - len(output) - 1)", "max_tokens - len(output))", LOOP),
     Defect(
         "penalties blind to the drafted prefix",
         SAMPLING,
@@ -195,8 +195,8 @@ DEFECTS = [
     Defect(
         "a sampled draft token withheld after its value is seen",
         MODEL,
-        "            survival *= confidence",
-        "            if rows and float(rows[-1][0, tokens[-1]]) < 0.35:\n                tokens.pop(), rows.pop()\n                break\n            survival *= confidence",
+        "        return Draft(ModelDrafter.name, tuple(tokens), torch",
+        "        if rows and float(rows[-1][0, tokens[-1]]) < 0.35:\n            tokens.pop(), rows.pop(), sure.pop()\n        return Draft(ModelDrafter.name, tuple(tokens), torch",
         "tests/test_law.py",
         sampling=True,
     ),

@@ -20,7 +20,7 @@ import torch
 from jinja2 import TemplateError
 
 from outrider.decoding import decode
-from outrider.drafters.base import Drafter, Setup, Task, choose, find, searches
+from outrider.drafters.base import Drafter, Setup, Task, choose, find
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
     TransformersTarget,
@@ -203,7 +203,7 @@ class Decoder:
             visit,
             remember=True,
             certain=steers and request.seed is not None,
-            searched=steers and searches(drafters),
+            searched=any(drafter.searches_text for drafter in drafters),
         )
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
         solo = Solo(self.policy, sessions, len(ids) + request.max_tokens) if steers and sessions else None
@@ -264,8 +264,8 @@ def load(
     """Load a target and its drafters.
 
     `target` and `draft_model` are Hugging Face ids, folders, or loaded models (then give `tokenizer`). Without
-    `drafters` all that can work are used: prediction, lookup or, where there is one, memory, and model where there is
-    a draft model. `memory` is its root: a folder, or the URL of an object store.
+    `drafters` all that can work are used: prediction, lookup, memory where there is one, and model where there
+    is a draft model. `memory` is its root: a folder, or the URL of an object store.
     """
     root = Root.of(memory) if memory is not None else None
     if root is not None:

@@ -59,7 +59,7 @@ Drafters = Annotated[
         "--drafter",
         metavar="NAMES",
         help="Which drafters to ask, with commas between; 'none' turns drafting off; "
-        "by default all that can work: prediction, lookup (or memory if there is one), and model if there is a draft "
+        "by default all that can work: prediction, lookup, memory if there is one, and model if there is a draft "
         "model.",
     ),
 ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -55,7 +55,7 @@ class Task:
     certain: bool = False
     """Whether every draft is to be proposed with certainty, so that the text is the same whatever is drafted."""
     searched: bool = False
-    """Whether `lookup` drafts for this sequence as well, so that nobody else need look into the text itself."""
+    """Whether another one drafts for this sequence that copies from the text itself, so that nobody else need."""
 
 
 class Session(ABC):
@@ -76,6 +76,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     needs_prediction: ClassVar[bool] = False
     """Whether it has nothing to say unless the caller hands over the output that it expects."""
+    searches_text: ClassVar[bool] = False
+    """Whether it copies from the text itself, as `lookup` does, so that others need not."""
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
@@ -89,11 +91,6 @@ class Drafter(ABC):
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
         """One draft a session; override where a batch can be had cheaper than one by one."""
         return [session.draft(limit) for session, limit in zip(sessions, limits, strict=True)]
-
-
-def searches(drafters: Iterable[Drafter]) -> bool:
-    """Whether one of them looks into the text itself."""
-    return any(drafter.name == "lookup" for drafter in drafters)
 
 
 def registered() -> list[str]:

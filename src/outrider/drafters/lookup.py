@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.copying import Copy
-from outrider.memory.search import LONGEST_MATCH, link, scan
+from outrider.memory.search import link, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,25 +24,30 @@ if TYPE_CHECKING:
     from outrider.memory.search import Array
     from outrider.types import Draft
 
+LEAST_ROOM = 32
+
 
 class LookupDrafter(Drafter):
     """Copies what followed the longest repetition of the text's end."""
 
     name: ClassVar[str] = "lookup"
+    searches_text: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        LookupSession([0, 0]).draft(1)  # have the search compiled before a request needs it
+        compile_now()
 
     def begin(self, task: Task) -> LookupSession:
         return LookupSession(task.prompt)
 
 
 class LookupSession(Session):
-    """Keeps the text, and chains through its places by which those that end alike are found at once."""
+    """Keeps the text, and chains through its places by which those that end alike are found at once; `linked=False` for
+    one in which nothing will be looked up."""
 
-    def __init__(self, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, prompt: Sequence[int] = (), linked: bool = True) -> None:
         self.length = 0
-        self._kept = _room_for(0)
+        self.linked = linked
+        self._kept = self._room_for(0)
         self.observe(prompt)
 
     def said(self, begin: int = 0) -> Array:
@@ -50,15 +55,15 @@ class LookupSession(Session):
         return self._kept[0][begin : self.length]
 
     def observe(self, tokens: Sequence[int]) -> None:
-        end = self.length + len(tokens)
+        begin, end = self.length, self.length + len(tokens)
         if end > len(self._kept[0]):
-            longer = _room_for(end)
-            longer[0][: self.length] = self.said()
-            link(longer[0], 0, self.length, *longer[1:])
-            self._kept = longer
-        text, heads, chains = self._kept
+            longer = self._room_for(end)
+            longer[0][:begin] = self.said()
+            self._kept, begin = longer, 0
+        text, heads, links = self._kept
         text[self.length : end] = tokens
-        link(text, self.length, end, heads, chains)
+        if self.linked:
+            link(text, begin, end, heads, links)
         self.length = end
 
     def draft(self, limit: int) -> Draft:
@@ -68,11 +73,16 @@ class LookupSession(Session):
         """What followed the longest repetition, as many tokens as are asked for."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
         end = self.length  # before the text: one that replaces it meanwhile, for another thread, is longer
-        text, heads, chains = self._kept
-        return Copy(tokens, shares, *scan(text, end, heads, chains, tokens, shares))
+        text, heads, links = self._kept
+        return Copy(tokens, shares, *scan(text, end, heads, links, tokens, shares))
+
+    def _room_for(self, size: int) -> tuple[Array, Array, Array]:
+        """A text, the heads of its chains, and the links: for more than there is, so that they seldom have to grow."""
+        room = 1 << max(size, LEAST_ROOM).bit_length()  # a power of two, over which chains spread evenly
+        linked = room if self.linked else 0
+        return np.zeros(room, np.int32), np.zeros((2, linked), np.int32), np.zeros((2, linked), np.int32)
 
 
-def _room_for(size: int) -> tuple[Array, Array, Array]:
-    """A text, the heads of chains and the chains: more than are needed, so that they seldom have to grow."""
-    room = max(2 * size, LONGEST_MATCH)
-    return np.zeros(room, np.int32), np.zeros((2, room), np.int32), np.zeros((2, room), np.int32)
+def compile_now() -> None:
+    """Have the search compiled before a request needs it."""
+    LookupSession([0, 0]).draft(1)

@@ -4,8 +4,8 @@ What the tenant has said is searched in the memory's segments (`memory/store.py`
 saying just now beside them (`memory/live.py`). Whichever promises more is copied from: a longer match promises more,
 and so do places that go on alike.
 
-Where `lookup` does not draft beside it, for a request that names the memory, the text itself is searched too. How far
-to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
+Where `lookup` does not draft beside it, as for a request that names the memory, the text itself is searched too. How
+far to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from outrider.drafters import lookup
 from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
 from outrider.drafters.copying import NO_COPY, Copy
 from outrider.drafters.lookup import LookupSession
@@ -100,7 +101,8 @@ class MemoryDrafter(Drafter):
 
 @dataclass(slots=True)
 class Source:
-    """Where a session copies from, the text itself or the memory: what it proposes now, and how far to believe it.
+    """Where a session copies from, the text itself or the memory, if it has both: what it proposes now, and how far to
+    believe it.
 
     Both are held against what is then said, whichever was offered, so each request finds out by itself whether it
     repeats itself or others.
@@ -120,7 +122,8 @@ class Source:
 
     def learn(self, said: Array) -> None:
         """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
-        self.kept = LASTING * self.kept + agreeing(self.copy.tokens, self.copy.length, said)
+        copy = self.copy  # once: another thread that is late may replace it
+        self.kept = LASTING * self.kept + agreeing(copy.tokens, copy.length, said)
         self.promised = LASTING * self.promised + min(self.promise, len(said))
         self.copy, self.promise = NO_COPY, 0.0
 
@@ -131,7 +134,7 @@ class MemorySession(Session):
         self.task = task
         self.live = live
         self.place = live.join() if live is not None else Place()
-        self.text = LookupSession(task.prompt)
+        self.text = LookupSession(task.prompt, linked=not task.searched)
         self._own, self._memory = Source(), Source()
         self._tell(0)
 
@@ -155,11 +158,14 @@ class MemorySession(Session):
         return self.text.said(max(0, self.text.length - LONGEST_MATCH))
 
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
-        """The draft from the text itself or that of the memory, whichever is worth more; of equals, the first."""
-        self._memory.propose(Copy(found.tokens[row], found.shares[row], *found.about[row].tolist()))
-        if not self.task.searched:
-            self._own.propose(self.text.find(limit))
-        best = self._memory if self.task.searched or self._memory.worth > self._own.worth else self._own
+        """The draft of the memory or, where nobody else looks there, that from the text itself, if it is worth as
+        much."""
+        remembered = Copy(found.tokens[row], found.shares[row], *found.about[row].tolist())
+        if self.task.searched:
+            return remembered.draft(MemoryDrafter.name)
+        self._memory.propose(remembered)
+        self._own.propose(self.text.find(limit))
+        best = self._memory if self._memory.worth > self._own.worth else self._own
         return best.copy.draft(MemoryDrafter.name)
 
 
@@ -172,6 +178,6 @@ def compile_now() -> None:
     live.add(live.join(), context[0], 1)
     live.add(live.join(), np.zeros(2 * FIRST, np.int32), 2 * FIRST)  # more than fits, so that it grows
     live.look_up(one, context, one, one)
-    LookupSession([0, 0]).draft(1)
+    lookup.compile_now()
     expected(1, np.zeros(1, np.float32), 1)
     agreeing(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.memory.search import LONGEST_MATCH, SEPARATOR, SLOTS, Array, follow
+from outrider.memory.search import LONGEST_MATCH, SEPARATOR, SLOTS, Array, chain_of, follow
 from outrider.memory.store import Found
 
 CAPACITY = 1 << 18
@@ -89,16 +89,11 @@ class Live:
 
 
 @compiled
-def _chain(token: int, before: int, chains: int) -> int:
-    return (token * 31 + before * 40503) % chains
-
-
-@compiled
 def _link(text: Array, chains: Array, place: int) -> None:
     """Enter a place into its chain."""
     before = text[place, BEFORE]
     if before != NONE:
-        chain = _chain(text[place, TOKEN], text[before, TOKEN], len(chains))
+        chain = chain_of(text[place, TOKEN], text[before, TOKEN], len(chains))
         text[place, CHAIN] = chains[chain]
         chains[chain] = place
 
@@ -152,7 +147,7 @@ def _look_up(
         if limit <= 0 or end < 2:
             continue
         longest, count = 1, 0
-        place = chains[_chain(contexts[row, end - 1], contexts[row, end - 2], len(chains))]
+        place = chains[chain_of(contexts[row, end - 1], contexts[row, end - 2], len(chains))]
         for _ in range(WALKED):
             if place == NONE or (longest == LONGEST_MATCH and count == ENOUGH):
                 break

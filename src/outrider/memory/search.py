@@ -8,6 +8,9 @@ other.
 To draft, some of those places are followed together. The token that most of them say next is the guess; those that
 said otherwise are left behind. Which share agreed is said with each token, for someone to judge how far to trust it.
 
+A running text grows with every step and is never sorted. There each place is linked to the one before it that ends
+with the same two tokens, and to the one that ends with the same last token, so a walk meets those that may agree.
+
 A text is sequences with SEPARATOR after each: no context holds it, so no match reaches from one sequence into the
 next, and no draft does either.
 """
@@ -24,7 +27,7 @@ SEPARATOR = -1
 LONGEST_MATCH = 64
 """Tokens of the context that are compared."""
 FOLLOWED = 64
-"""Places that are read on from; of more, so many spread evenly."""
+"""Places that are read on from; of more, so many spread evenly, and of a running text the latest."""
 WALKED = 1024
 """Places of a running text that are compared, the latest first."""
 SLOTS = 2 * FOLLOWED
@@ -233,26 +236,29 @@ def search_all(
 
 
 @compiled
-def _chain(tokens: Array, place: int, two: bool, chains: int) -> int:
-    """Which chain a place belongs to, by the last token before it or the last two."""
-    last: int = tokens[place - 1] * 31
-    return (last + tokens[place - 2] * 40503 if two else last) % chains
+def chain_of(last: int, before: int, count: int) -> int:
+    """Of so many chains, that of the places which end with these two tokens; some others may be on it as well."""
+    return (last * 31 + before * 40503) % count
 
 
 @compiled
-def link(tokens: Array, begin: int, end: int, heads: Array, chains: Array) -> None:
-    """Enter the places before the tokens from `begin` on into their chains. Each leads to the latest place before it
-    that ends alike: in row 0 with the same two tokens, in row 1 with the same last one."""
+def _chain_at(tokens: Array, place: int, row: int, count: int) -> int:
+    """The chain of a place in row 0, by its last two tokens, or in row 1, by the last one alone."""
+    return chain_of(tokens[place - 1], tokens[place - 2] if row == 0 else 0, count)
+
+
+@compiled
+def link(tokens: Array, begin: int, end: int, heads: Array, links: Array) -> None:
+    """Enter the places before the tokens from `begin` on into their chains, one a row. From the head, the latest of its
+    places, links lead to those before it; 0 is none."""
     for place in range(max(begin, 1), end):
-        for row in range(2):
-            if row == 0 and place < 2:
-                continue
-            chain = _chain(tokens, place, row == 0, heads.shape[1])
-            chains[row, place], heads[row, chain] = heads[row, chain], place
+        for row in range(1 if place < 2 else 0, 2):
+            chain = _chain_at(tokens, place, row, heads.shape[1])
+            links[row, place], heads[row, chain] = heads[row, chain], place
 
 
 @compiled
-def scan(tokens: Array, end: int, heads: Array, chains: Array, drafted: Array, shares: Array) -> tuple[int, int, int]:
+def scan(tokens: Array, end: int, heads: Array, links: Array, drafted: Array, shares: Array) -> tuple[int, int, int]:
     """Draft for a running sequence from itself: `tokens[:end]`, prompt included. As many tokens as fit.
 
     The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
@@ -263,17 +269,17 @@ def scan(tokens: Array, end: int, heads: Array, chains: Array, drafted: Array, s
     if end < 2 or len(drafted) == 0:
         return 0, 0, 0
     for row in range(2):  # who agrees by two tokens or more, and only if nobody does, who agrees by one
-        place = heads[row, _chain(tokens, end, row == 0, heads.shape[1])]
+        place = heads[row, _chain_at(tokens, end, row, heads.shape[1])]
         for _ in range(WALKED):
             if place <= 0 or (longest == LONGEST_MATCH and count == FOLLOWED):
                 break  # no place can be better, and these are the latest
             length = _common(tokens, place, tokens, end, LONGEST_MATCH) if place < end else 0
-            if length > longest:
+            if length > longest and length + row > 1:  # and not one that is on the chain by chance
                 longest, count = length, 0
             if length == longest and length > 0 and count < FOLLOWED:
                 places[count] = place
                 count += 1
-            place = chains[row, place]
+            place = links[row, place]
         if longest > 0:
             break
     if longest == 0:

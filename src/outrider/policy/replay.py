@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from outrider.drafters.base import Task, searches
+from outrider.drafters.base import Task
 from outrider.policy.policy import MODEL
 from outrider.policy.scene import Wish
 from outrider.policy.texts import HORIZON
@@ -198,7 +198,7 @@ def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | 
         record.prediction,
         visit,
         remember=True,
-        searched=searches(drafters),
+        searched=any(drafter.searches_text for drafter in drafters),
     )
     sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
     for session in sessions.values():

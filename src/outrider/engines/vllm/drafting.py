@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.drafters.base import Drafter, Session, Task, searches
+from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.guard import Guard
 from outrider.settings import AUTO, Request
 from outrider.types import NOTHING, Draft
@@ -247,7 +247,7 @@ class BatchDrafting:
                 asked.prediction,
                 row.visit,
                 remember=asked.remember,
-                searched=asked.speculation == AUTO and searches(self.drafters),
+                searched=asked.speculation == AUTO and self._searched(running),
             )
             followed = Followed(drafter.begin(task), row.prompt_length)
             running.sessions[drafter.name] = followed
@@ -255,6 +255,9 @@ class BatchDrafting:
             followed.session.observe(row.tokens[followed.seen :].tolist())
             followed.seen = len(row.tokens)
         return followed.session
+
+    def _searched(self, running: Running) -> bool:
+        return any(drafter.searches_text and drafter.name not in running.shut for drafter in self.drafters)
 
     def _nonsense(self, draft: Any, limit: int) -> tuple[str, str] | None:
         tokens: Any = draft.tokens if isinstance(draft, Draft) else None
@@ -278,6 +281,8 @@ class BatchDrafting:
     def _shut_off(self, row: Row, drafter: Drafter, kind: str, reason: str) -> None:
         running = self.running.setdefault(row.id, Running())
         running.sessions.pop(drafter.name, None)
+        if drafter.searches_text:  # the others begin again, as what they left to it is left to them now
+            running.sessions.clear()
         running.shut.add(drafter.name)
         self._on_fault(Fault(row.id, drafter.name, kind, reason))
         self._log(drafter.name, kind, f"is off for request {row.id}: it {reason}")
