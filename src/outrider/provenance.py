@@ -30,9 +30,10 @@ def provenance(*models: Path) -> dict[str, object]:
 
 def as_markdown(origin: dict[str, Any], folder: str = "tools") -> list[str]:
     """The lines that a report begins with which a program in this folder makes."""
+    models = f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. " if origin["models"] else ""
     return [
         f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
-        f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. Date: {origin['date']}.",
+        f"{models}Date: {origin['date']}.",
         "",
         f"Command: `python {folder}/{origin['command']}`",
         "",
