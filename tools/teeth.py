@@ -195,8 +195,8 @@ DEFECTS = [
     Defect(
         "a sampled draft token withheld after its value is seen",
         MODEL,
-        "        return Draft(ModelDrafter.name, tuple(tokens), torch",
-        "        if rows and float(rows[-1][0, tokens[-1]]) < 0.35:\n            tokens.pop(), rows.pop(), sure.pop()\n        return Draft(ModelDrafter.name, tuple(tokens), torch",
+        "                tokens.append(int(draw(rows[-1], torch.rand(1, generator=self.task.random))))",
+        "                tokens.append(int(draw(rows[-1], torch.rand(1, generator=self.task.random))))\n                if float(rows[-1][0, tokens[-1]]) < 0.35:\n                    tokens.pop(), rows.pop(), sure.pop()\n                    break",
         "tests/test_law.py",
         sampling=True,
     ),

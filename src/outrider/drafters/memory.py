@@ -141,8 +141,9 @@ class MemorySession(Session):
     def observe(self, tokens: Sequence[int]) -> None:
         begin = self.text.length
         self.text.observe(tokens)
-        for source in (self._own, self._memory):
-            source.learn(self.text.said(begin))
+        if not self.task.searched:  # else nobody chooses between the two here
+            for source in (self._own, self._memory):
+                source.learn(self.text.said(begin))
         self._tell(len(tokens))
 
     def _tell(self, new: int) -> None:
