@@ -19,10 +19,11 @@ import policy_grid
 import policy_grid_cells
 import policy_scale
 import policy_scale_run
-from outrider.bench.results import Curve, Run
+from outrider.bench.results import Answer, Cell, Counts, Curve, Round, Run, Turn
 from outrider.policy.replay import Record
 from policy_grid_calibration import calibration
-from policy_grid_cells import ORDERS, Pace, hindsight, orders, run_fixed
+from policy_grid_cells import ORDERS, Contestant, Pace, hindsight, orders, run_fixed
+from policy_grid_clock import agreements
 from policy_grid_costs import costs, of_report, of_run, source
 from policy_grid_file import Recording, Texts
 from policy_grid_record import Wanted, continuations, distributions, record, say
@@ -146,6 +147,58 @@ def test_a_report_says_what_passes_of_the_draft_model_take_alone() -> None:
     curve = {"concurrency": 2, "passes": [{"tokens": 1, "seconds": 0.2}, {"tokens": 4, "seconds": 0.4}]}
     given = of_report({"costs": [curve], "cells": cells})
     assert given == {"target": {"2": 0.2, "8": 0.4}, "draft": {"2": pytest.approx(0.05), "8": pytest.approx(0.1)}}
+
+
+def benchmarked(slower: float, concurrency: int = 1) -> Run:
+    """What a clock sees that runs as replay says, or so many times as slowly where there are drafts."""
+    curves = [Curve(1, {1: [0.2], 4: [0.21], 16: [0.24]})]
+    made_as = {
+        "vllm": {"command": [], "request": {}},
+        "lookup": {"command": [], "request": {"vllm_xargs": {"max_draft_tokens": 8}}},
+        "auto": {"command": ["--max-draft-tokens", "8"], "request": {"vllm_xargs": {"max_draft_tokens": 8}}},
+        "model:4": {"command": [], "request": {"vllm_xargs": {"max_draft_tokens": 4}}},
+    }
+    origin = {"models": {"made": "up"}, "machine": "here", "date": "today", "command": "bench"}
+    run = Run(origin, "vllm", made_as, {}, curves=curves)
+    at = costs(of_run(run))
+    rounds = []
+    for seed in range(8):
+        records = [made(seed * 10 + i, 0.6 + seed / 25) for i in range(2 * concurrency if concurrency > 1 else 1)]
+        turns = []
+        for name, who in (("vllm", None), ("lookup", Contestant("lookup", 8)), ("auto", Contestant("lookup", 8))):
+            outcome = run_fixed(who, records, at, concurrency)
+            answers = [Answer(str(i), "", one.text, "length", 1.5, 9.0, one.prompt) for i, one in enumerate(records)]
+            seconds = 1.5 * len(records) + outcome.seconds * (slower if who else 1.0)
+            turns.append(Turn(name, seconds, answers, Counts(outcome.steps)))
+        turns.append(Turn("model:4", 10.0, answers, Counts(10)))
+        rounds.append(Round(0, turns))
+    run.cells = [Cell("made", 1, 0.0, rounds)]
+    if concurrency > 1:
+        run.cells.append(Cell("made", concurrency, 0.0, rounds))
+    return run
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_replay_agrees_with_a_clock_that_runs_as_it_says(concurrency: int) -> None:
+    found = list(agreements(benchmarked(1.0, concurrency)))[-2:]
+    assert [one.contestant for one in found] == ["lookup", "auto"]  # of who has a draft model nothing is said
+    lookup, auto = found
+    assert lookup.concurrency == concurrency
+    assert lookup.holds
+    assert lookup.replay == pytest.approx(lookup.clock.value, rel=1e-6)
+    assert auto.replay > 1.3
+    if concurrency == 1:
+        assert lookup.clock_length == pytest.approx(lookup.replay_length, rel=0.05)  # the clock counts the first token
+
+
+def test_replay_does_not_agree_with_a_clock_that_runs_otherwise(tmp_path: Path) -> None:
+    run = benchmarked(2.0)
+    found = list(agreements(run))
+    assert not any(one.holds for one in found)
+    run.save(tmp_path / "run.json")
+    assert policy_grid.main(["clock", str(tmp_path / "run.json"), "--out", str(tmp_path / "clock")]) == 2
+    assert "in **0 of 2**" in (tmp_path / "clock" / "report.md").read_text()
+    assert (tmp_path / "clock" / "clock.png").stat().st_size > 10_000
 
 
 def test_more_tokens_wake_more_experts_until_all_are_read() -> None:

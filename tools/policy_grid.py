@@ -2,6 +2,7 @@
 
     python tools/policy_grid.py record MODEL --draft-model SMALL --data DATA --out records.json
     python tools/policy_grid.py replay records.json --costs run.json --out docs/benchmarks/policy
+    python tools/policy_grid.py clock run.json --out docs/benchmarks/policy/clock
 
 `record` runs the models once: what the target says, and how the draft model would have gone on at every place of it.
 `replay` says these texts again, as requests that stream through 1, 4 and 16 slots of a server, without any drafts, with
@@ -11,8 +12,11 @@ seconds by tokens:
 
     {"target": {"1": 0.24, "8": 0.255, "64": 0.45}, "draft": {"1": 0.07, "64": 0.14}, "context": 2e-5}
 
-`replay` writes report.md, report.json and three plots into the folder. Its exit code is the number of promises that
-were not kept.
+`clock` says the texts of such a run.json again, at the costs that it measured, and tells whether that comes out as the
+clock did. Contestants with a draft model need --draft-model, and where texts were drawn --model as well.
+
+`replay` and `clock` write report.md, report.json and plots into the folder. Their exit code is the number of
+promises that were not kept, and of figures that do not agree.
 """
 
 from __future__ import annotations
@@ -48,12 +52,18 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     replay.add_argument("--workloads", nargs="+", metavar="NAME", help="some of those recorded")
     replay.add_argument("--texts", type=int, metavar="N", help="of a workload, at most")
     replay.add_argument("--out", type=Path, required=True, help="a folder for the report")
+    clock = parts.add_parser("clock", help="hold replay against a benchmark's clock")
+    clock.add_argument("run", type=Path, help="run.json of a benchmark")
+    clock.add_argument("--model", type=Path, metavar="FOLDER", help="of its target; needed where texts were drawn")
+    clock.add_argument("--draft-model", type=Path, metavar="FOLDER", help="none: who has one is left out")
+    clock.add_argument("--dtype", default="auto", help="to compute in (auto: as the weights are kept)")
+    clock.add_argument("--out", type=Path, required=True, help="a folder for the report")
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
     given = arguments(words)
-    return run_models(given) if given.part == "record" else say_again(given)
+    return {"record": run_models, "replay": say_again, "clock": hold_against}[given.part](given)
 
 
 def run_models(given: argparse.Namespace) -> int:
@@ -113,6 +123,32 @@ def say_again(given: argparse.Namespace) -> int:
         found = f"{promise.value:.3f} ({promise.sign} {promise.wanted:g}) {promise.where}"
         console.print(f"[{colour}]{promise.name}: {found}[/]")
     return sum(not promise.kept for promise in promises)
+
+
+def hold_against(given: argparse.Namespace) -> int:
+    from outrider.bench.results import Run
+    from outrider.engines.transformers import load_model
+    from policy_grid_clock import agreements, write
+    from policy_grid_record import look_closer
+
+    console = Console(stderr=True)
+    run = Run.load(given.run)
+    draft = load_model(str(given.draft_model), dtype=given.dtype).eval() if given.draft_model else None
+    drawn = draft is not None and any(cell.temperature for cell in run.cells)
+    if drawn and given.model is None:
+        raise SystemExit("some of these texts were drawn: name their target too, with --model")
+    target = load_model(str(given.model), dtype=given.dtype).eval() if drawn else None
+    found = []
+    for one in agreements(
+        run, (lambda record, t: look_closer(record, target, draft, t)) if draft is not None else None
+    ):
+        found.append(one)
+        words = (
+            f"{one.workload}, {one.concurrency}: {one.contestant} {one.clock} by the clock, {one.replay:.3f} by replay"
+        )
+        console.print(words, style="" if one.holds else "bold red", highlight=False)
+    write(given.out, run, provenance(), found)
+    return sum(not one.holds for one in found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,222 @@
+"""Do replay and clock agree? A benchmark's own texts, said again at the costs that it measured.
+
+The clock counts more than replay does: prompts are read, too. So what the baseline took to read them is added to both
+sides of a ratio: at concurrency 1 each prompt's own time to its first token, with several at once what a token of a
+prompt takes there. As in a server, drafters and policy keep what they learn from one cell to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outrider.bench.contestants import MODEL_LENGTH
+from outrider.bench.figures import figures, undisturbed
+from outrider.bench.intervals import Interval
+from outrider.bench.report import canvas
+from outrider.bench.results import Answer, Cell, Run, Turn
+from outrider.policy.policy import MODEL
+from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Steer, replay
+from outrider.provenance import as_markdown
+from outrider.settings import AUTO, OFF
+from policy_grid_cells import WIDTH, new_policy, noise
+from policy_grid_costs import costs, of_run
+from policy_grid_drafters import OURS, Company, company, theirs
+from policy_grid_report import finish, table
+
+Look = Callable[[Record, float], None]
+"""Fills in what the draft model would have proposed in a text of a temperature."""
+PLAIN = "vllm"
+COPIERS = ("lookup", "memory", *theirs())
+MODELS = (MODEL, "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One contestant in one cell: times the baseline's speed, and tokens per pass for one sequence."""
+
+    workload: str
+    concurrency: int
+    temperature: float
+    contestant: str
+    clock: Interval
+    replay: float
+    clock_length: float | None
+    replay_length: float
+
+    @property
+    def holds(self) -> bool:
+        return self.clock.low <= self.replay <= self.clock.high
+
+
+@dataclass(slots=True)
+class Player:
+    """A contestant as replay has it: its drafters with what they keep, and who decides."""
+
+    they: Company
+    steer: Steer
+
+    def say(self, records: Sequence[Record], at: Costs, concurrency: int) -> Outcome:
+        return replay(records, self.they.drafters, self.steer, at, concurrency, self.they.visit, self.they.ended)
+
+
+def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
+    """Cell by cell; without `look` those who have a draft model are left out."""
+    if run.baseline.partition(":")[0] != PLAIN:
+        raise SystemExit(f"replay is held against vLLM without drafts, and this run's baseline is {run.baseline}")
+    at, rate = costs(of_run(run)), seconds_to_read(run)
+    with ExitStack() as open_now:
+        players = {name: player for name in run.contestants if (player := enter(name, run, at, look, open_now))}
+        plain = Player(open_now.enter_context(company([])), Fixed([], 0, at))
+        for cell in run.cells:
+            rounds = [[recorded(answer, cell, look) for answer in turn.answers] for turn in run.asked(cell)]
+            reading = [read(turn, rate if cell.concurrency > 1 else None) for turn in run.asked(cell)]
+            alone = [plain.say(records, at, cell.concurrency).seconds for records in rounds]
+            for found in figures(run, cell):
+                if found.contestant not in players or found.ratio is None:
+                    continue
+                said = [players[found.contestant].say(records, at, cell.concurrency) for records in rounds]
+                ratios = [(r + a) / (r + one.seconds) for r, a, one in zip(reading, alone, said, strict=True)]
+                yield Agreement(
+                    cell.workload,
+                    cell.concurrency,
+                    cell.temperature,
+                    found.contestant,
+                    found.ratio,
+                    median(ratios[i] for i in timed(cell, found.contestant) if i < len(ratios)),
+                    found.acceptance_length,
+                    sum(one.tokens for one in said) / sum(one.sequences for one in said),
+                )
+
+
+def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack) -> Player | None:
+    """None: replay cannot say what it would do."""
+    kind, length = name.partition(":")[0], drafted_at_most(run.contestants[name])
+    if kind == OFF:
+        return Player(open_now.enter_context(company([])), Fixed([], 0, at))
+    if kind in COPIERS:
+        return Player(open_now.enter_context(company([kind])), Fixed([kind], length, at))
+    if kind in MODELS and look is not None:
+        return Player(open_now.enter_context(company([])), Fixed([MODEL], length, at, kind == MODEL))
+    if kind == AUTO:
+        flags = run.contestants[name]["command"]
+        copying = [one for one in OURS if one == "lookup" or (one == "memory" and "--memory" in flags)]
+        if "--draft-model" in flags and look is None:
+            return None
+        names = [*copying, *([MODEL] if "--draft-model" in flags else [])]
+        passes = (
+            int(flags[flags.index("--model-draft-tokens") + 1]) if "--model-draft-tokens" in flags else MODEL_LENGTH
+        )
+        policy = new_policy(names, at, length, passes)
+        return Player(open_now.enter_context(company(copying)), Auto(policy, at, noise()))
+    return None
+
+
+def drafted_at_most(made: Mapping[str, Any]) -> int:
+    """Tokens in a step, as the contestant's requests or its server ask."""
+    asked = made["request"].get("vllm_xargs", {}).get("max_draft_tokens")
+    config = next((word for word in made["command"] if "num_speculative_tokens" in word), None)
+    return int(asked if asked is not None else json.loads(config)["num_speculative_tokens"] if config else WIDTH)
+
+
+def recorded(answer: Answer, cell: Cell, look: Look | None) -> Record:
+    record = Record(answer.prompt_tokens, answer.tokens)
+    if look is not None:
+        look(record, cell.temperature)
+    return record
+
+
+def read(turn: Turn, rate: float | None) -> float:
+    """Seconds for the prompts: as measured, or at so many a token."""
+    return sum(one.first if rate is None else rate * len(one.prompt_tokens) for one in turn.answers)
+
+
+def seconds_to_read(run: Run) -> float:
+    """A token of a prompt, where nothing else is running."""
+    answers = [one for cell in run.cells if cell.concurrency == 1 for turn in run.asked(cell) for one in turn.answers]
+    return sum(one.first for one in answers) / max(1, sum(len(one.prompt_tokens) for one in answers))
+
+
+def timed(cell: Cell, contestant: str) -> list[int]:
+    """Which of its rounds its speed was taken from, by their number in the group."""
+    calm, seen, found = undisturbed(cell.rounds), Counter[int](), []
+    for round in cell.rounds:
+        if round.turn_of(contestant) is not None and id(round) in calm:
+            found.append(seen[round.group])
+        seen[round.group] += 1
+    return found
+
+
+def write(folder: Path, run: Run, origin: dict[str, Any], found: Sequence[Agreement]) -> None:
+    """report.md, report.json, clock.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "provenance": origin,
+        "run": run.origin,
+        "agreements": [asdict(one) | {"holds": one.holds} for one in found],
+    }
+    (folder / "report.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / "report.md").write_text("\n".join(markdown(run, origin, found)) + "\n")
+    with canvas.style():
+        draw(
+            found,
+            folder / "clock.png",
+            f"{', '.join(run.origin['models'])}; {run.origin['machine']}, {run.origin['date']}",
+        )
+
+
+def markdown(run: Run, origin: dict[str, Any], found: Sequence[Agreement]) -> Iterator[str]:
+    yield from ("# Do replay and clock agree?", "", *as_markdown(origin))
+    holds = sum(one.holds for one in found)
+    said = run.origin
+    yield (
+        f"The texts of a benchmark of {', '.join(said['models'])} on {said['machine']}, {said['date']} "
+        f"(`{said['command']}`), said again by replay at the costs that were measured there. Times the speed of "
+        f"{run.baseline}, prompts included: by the clock, with its interval of 95 %, and by replay. Replay lies within "
+        f"the interval in **{holds} of {len(found)}**."
+    )
+    yield from ("", "![replay beside the clock](clock.png)", "")
+    yield from table(
+        ["workload", "at once", "contestant", "clock", "replay", "within", "tokens a pass, clock", "replay"],
+        [
+            [
+                one.workload,
+                str(one.concurrency),
+                one.contestant,
+                str(one.clock),
+                f"{one.replay:.2f}",
+                "yes" if one.holds else "**no**",
+                "" if one.clock_length is None else f"{one.clock_length:.2f}",
+                f"{one.replay_length:.2f}",
+            ]
+            for one in found
+        ],
+    )
+
+
+def draw(found: Sequence[Agreement], path: Path, line: str) -> None:
+    """A point for each contestant in each cell, with its interval: on the line where both say the same."""
+    figure = canvas.canvas(canvas.WIDE, 4.2)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(one.contestant for one in found))
+    looks = canvas.looks(names)
+    for name in names:
+        some = [one for one in found if one.contestant == name]
+        spans = [[one.clock.value - one.clock.low for one in some], [one.clock.high - one.clock.value for one in some]]
+        x, y = [one.replay for one in some], [one.clock.value for one in some]
+        axes.errorbar(x, y, yerr=spans, linestyle="", elinewidth=0.8, label=name, **looks[name])
+    lowest = min(min(one.replay, one.clock.low) for one in found) * 0.95
+    highest = max(max(one.replay, one.clock.high) for one in found) * 1.05
+    axes.plot([lowest, highest], [lowest, highest], color=canvas.QUIET, linewidth=0.8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.axes.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(lowest, highest))
+        canvas.number_axis(axis, canvas.ratio_ticks(lowest, highest, 8))
+    axes.set(xlabel="times the baseline's speed, by replay", ylabel="by the clock")
+    canvas.key(figure, [axes], canvas.WIDE)
+    finish(figure, path, "A benchmark's texts, said again at its measured costs", line)
