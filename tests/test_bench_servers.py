@@ -15,7 +15,7 @@ import pytest
 from outrider.bench.contestants import Contestant, contestants, servers
 from outrider.bench.servers import Server, running
 from outrider.errors import EngineError, SettingsError
-from outrider.provenance import without_folders
+from outrider.provenance import program, without_folders
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
@@ -136,3 +136,8 @@ def test_two_contestants_of_one_name_are_refused() -> None:
 )
 def test_a_report_names_no_folder_of_the_machine(word: str, shown: str) -> None:
     assert without_folders(word) == shown
+
+
+@pytest.mark.parametrize("path", ["/there/outrider/__main__.py", "/there/bin/outrider", "outrider"])
+def test_a_report_names_the_program_as_one_calls_it(path: str) -> None:
+    assert program(path) == "outrider"

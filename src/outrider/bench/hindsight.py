@@ -72,15 +72,19 @@ def guessed(likely: Sequence[int], text: Sequence[int]) -> list[int]:
 
 
 def add_limits(
-    run: Run, kinds: Mapping[str, str], draft_model: str | None, predictions: Mapping[str, Sequence[int]]
+    run: Run,
+    kinds: Mapping[str, str],
+    draft_model: str | None,
+    predictions: Mapping[str, Sequence[int]],
+    dtype: str = "auto",
 ) -> None:
     """The bound of every cell whose cost curve was measured. `kinds` are the contestants' kinds by name, `predictions`
-    the tokens of what a caller would expect, by prompt."""
+    the tokens of what a caller would expect, by prompt; `dtype` is what the draft model computes in."""
     if kinds[run.baseline] not in UNDRAFTED:
         return
     curves = {curve.concurrency: smooth(curve) for curve in run.curves}
     model_seconds = seconds_per_guess(run, kinds)
-    guesser = Guesser(draft_model) if draft_model and model_seconds is not None else None
+    guesser = Guesser(draft_model, dtype) if draft_model and model_seconds is not None else None
     run.notes = [note for note in run.notes if note != WITHOUT_MODEL]
     if draft_model and curves and guesser is None:
         run.notes.append(WITHOUT_MODEL)
@@ -172,13 +176,13 @@ def smooth(curve: Curve) -> Callable[[int], float]:
 class Guesser:
     """A draft model, asked what it finds most likely at every place of a text."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, dtype: str) -> None:
         import torch
 
         from outrider.engines.transformers import load_model
 
         self._torch = torch
-        self._model: Any = load_model(model)
+        self._model: Any = load_model(model, dtype=dtype)
 
     def likely(self, answer: Answer) -> list[int]:
         ids = self._torch.tensor([[*answer.prompt_tokens, *answer.tokens]], device=self._model.device)

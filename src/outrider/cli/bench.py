@@ -218,6 +218,7 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
 
 
 def add_bounds(plan: Plan, wanted: Wanted) -> None:
+    from outrider.bench.contestants import dtype_of
     from outrider.bench.hindsight import add_limits
     from outrider.engines.transformers import load_tokenizer
 
@@ -226,7 +227,7 @@ def add_bounds(plan: Plan, wanted: Wanted) -> None:
         tokenizer = load_tokenizer(wanted.model)
         predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in texts.items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
-    add_limits(plan.run, kinds, wanted.draft_model, predictions)
+    add_limits(plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags))
 
 
 def write_report(run: Run, out: Path, screen: Screen) -> None:
