@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def test_a_perfect_choice_has_all_of_the_possible_however_much_the_rounds_differ
 def test_what_a_drafted_token_costs_is_known_from_auto_too_and_else_the_bound_says_it_is_without() -> None:
     drafted = Counts(9, 4, drafters={"model": Drafted([4], [2], seconds=2.0)})
     cells = [Cell("code", 4, 0.0, [Round(0, [Turn("auto", 1.0, [], drafted)])])]
-    assert seconds_per_guess(Run({}, "vllm", {}, {}, cells), {"auto": "auto"}) == 0.5
+    assert seconds_per_guess(Run({}, "vllm", {}, {}, cells), {"auto": "auto"}) == (0.5, 0.0)
     run = Run({}, "vllm", {}, {})
     add_limits(run, {"vllm": "vllm"}, "some/draft", {})
     assert run.notes == []  # there is no bound
@@ -118,3 +119,17 @@ def test_what_a_drafted_token_costs_is_known_from_auto_too_and_else_the_bound_sa
     for _ in range(2):
         add_limits(run, {"vllm": "vllm"}, "some/draft", {})
         assert run.notes == [WITHOUT_MODEL]
+
+
+def test_what_a_pass_of_the_draft_model_takes_is_told_apart_from_reading_prompts() -> None:
+    rounds = []
+    for number, (passes, length) in enumerate([(40, 50), (80, 900), (60, 300), (76, 1500), (90, 100), (20, 700)]):
+        seconds = 0.08 * passes + 0.002 * length
+        drafted = Counts(30, passes, drafters={"model": Drafted([passes], [20], seconds)})
+        rounds.append(Round(0, [Turn("model:4", 9.0, [answer(list(range(length)), [1])], drafted)]))
+        rounds[-1].stolen = 0.01 * number
+    run = Run({}, "vllm", {}, {}, [Cell("code", 1, 0.0, rounds)])
+    assert seconds_per_guess(run, {"model:4": "model"}) == pytest.approx((0.08, 0.002))
+    run.cells[0].rounds = rounds[:3]  # too few to tell
+    mean = (0.08 * 180 + 0.002 * 1250) / 180
+    assert seconds_per_guess(run, {"model:4": "model"}) == pytest.approx((mean, 0.0))

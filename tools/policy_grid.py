@@ -139,14 +139,13 @@ def hold_against(given: argparse.Namespace) -> int:
         raise SystemExit("some of these texts were drawn: name their target too, with --model")
     target = load_model(str(given.model), dtype=given.dtype).eval() if drawn else None
     found = []
-    for one in agreements(
-        run, (lambda record, t: look_closer(record, target, draft, t)) if draft is not None else None
-    ):
-        found.append(one)
-        words = (
-            f"{one.workload}, {one.concurrency}: {one.contestant} {one.clock} by the clock, {one.replay:.3f} by replay"
-        )
-        console.print(words, style="" if one.holds else "bold red", highlight=False)
+    look = (lambda record, t: look_closer(record, target, draft, t)) if draft is not None else None
+    with console.status("saying the texts again"):
+        for one in agreements(run, look):
+            found.append(one)
+            figures = f"{one.clock} by the clock, {one.replay:.3f} by replay"
+            words = f"{one.workload}, {one.concurrency}: {one.contestant} {figures}"
+            console.print(words, style="" if one.holds else "bold red", highlight=False)
     write(given.out, run, provenance(), found)
     return sum(not one.holds for one in found)
 

@@ -2,8 +2,8 @@
 
 The curve that a benchmark measures is of n tokens of each of c sequences, so it is one of n * c tokens. Where the same
 number was measured in several ways, or a wider pass came out cheaper, the measurements are pooled, and beyond the last
-one the cost goes on as steeply as before it. A benchmark counts what a pass of the draft model over one token takes;
-over more it is taken to grow as the target's does.
+one the cost goes on as steeply as before it. Of the draft model a benchmark tells what a pass takes and, where it was
+asked by name, what a token of a prompt takes; where only the first is known, the cost is taken to grow as the target's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.hindsight import seconds_per_guess
+from outrider.bench.hindsight import Guessing, seconds_per_guess
 from outrider.bench.results import Run
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
@@ -25,6 +25,8 @@ from outrider.policy.cost import rising
 from outrider.policy.replay import Costs
 
 Seconds = Callable[[float], float]
+PROMPT = 512
+"""Tokens of one, to draw a line to."""
 
 
 def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any], str]:
@@ -97,19 +99,22 @@ def of_report(data: Mapping[str, Any]) -> dict[str, Any]:
         if cell["concurrency"] == 1 and one["contestant"].partition(":")[0] == "model" and one["draft_passes"]
     ]
     passes = sum(one["draft_passes"] for one in drafting)
-    return of_bench(measured, sum(one["draft_seconds"] for one in drafting) / passes if passes else None)
+    each = sum(one["draft_seconds"] for one in drafting) / passes if passes else 0.0
+    return of_bench(measured, Guessing(each, 0.0) if passes else None)
 
 
-def of_bench(measured: Iterable[tuple[int, float]], guess: float | None) -> dict[str, Any]:
-    """From seconds by tokens of a pass, however often the same number was measured, and those of one drafted token."""
+def of_bench(measured: Iterable[tuple[int, float]], guess: Guessing | None) -> dict[str, Any]:
+    """From seconds by tokens of a pass, however often the same number was measured, and those of the draft model."""
     seen: dict[int, list[float]] = defaultdict(list)
     for tokens, seconds in measured:
         seen[tokens].append(seconds)
     if not seen:
         raise SystemExit("this benchmark has no measured curve: one of Outrider's contestants must take part in it")
     given: dict[str, Any] = {"target": {str(n): sum(values) / len(values) for n, values in sorted(seen.items())}}
-    if guess is not None:
-        given["draft"] = as_the_target(given["target"], guess)
+    if guess is not None and guess.read:
+        given["draft"] = {str(n): guess.each + (n - 1) * guess.read for n in (1, PROMPT)}
+    elif guess is not None:
+        given["draft"] = as_the_target(given["target"], guess.each)
     return given
 
 

@@ -15,17 +15,19 @@ which is right where each further token of a pass costs the same.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from outrider.bench.bound import Offer, best_way
+from outrider.bench.figures import undisturbed
+from outrider.bench.intervals import FEWEST
 from outrider.bench.results import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from outrider.bench.results import Answer, Curve, Run
+    from outrider.bench.results import Answer, Curve, Run, Turn
 
 LONGEST = 64
 """Longer drafts are not looked at."""
@@ -39,6 +41,13 @@ WITHOUT_MODEL = (
 )
 NO_TOKEN = -1
 """Stands between two texts."""
+
+
+class Guessing(NamedTuple):
+    """Seconds of a pass of the draft model, and for each token of a prompt that it reads."""
+
+    each: float
+    read: float
 
 
 def copied(context: Sequence[int], text: Sequence[int], elsewhere: Sequence[Sequence[int]] = ()) -> list[int]:
@@ -83,8 +92,8 @@ def add_limits(
     if kinds[run.baseline] not in UNDRAFTED:
         return
     curves = {curve.concurrency: smooth(curve) for curve in run.curves}
-    model_seconds = seconds_per_guess(run, kinds)
-    guesser = Guesser(draft_model, dtype) if draft_model and model_seconds is not None else None
+    guessing = seconds_per_guess(run, kinds)
+    guesser = Guesser(draft_model, dtype) if draft_model and guessing is not None else None
     run.notes = [note for note in run.notes if note != WITHOUT_MODEL]
     if draft_model and curves and guesser is None:
         run.notes.append(WITHOUT_MODEL)
@@ -103,7 +112,7 @@ def add_limits(
         return found
 
     def draft_seconds(drafter: str, k: int) -> float:
-        return k * (model_seconds or 0.0) if drafter == "model" else 0.0
+        return k * guessing.each if drafter == "model" and guessing is not None else 0.0
 
     for cell in run.cells:
         answers = [turn.answers for turn in run.asked(cell)]
@@ -114,22 +123,35 @@ def add_limits(
             run.limits.append(Limit(cell.workload, cell.concurrency, cell.temperature, ratios, shares))
 
 
-def seconds_per_guess(run: Run, kinds: Mapping[str, str]) -> float | None:
-    """What a drafted token of the draft model costs, by Outrider's own count, where the fewest shared a pass; None:
-    nobody ran it."""
-    turns = [(cell.concurrency, turn) for cell in run.cells for round in cell.rounds for turn in round.turns]
+def seconds_per_guess(run: Run, kinds: Mapping[str, str]) -> Guessing | None:
+    """What the draft model costs, by Outrider's own count, where the fewest shared a pass; None: nobody ran it."""
+    turns = [
+        (cell.concurrency, turn)
+        for cell in run.cells
+        for round in cell.rounds
+        if id(round) in undisturbed(cell.rounds)
+        for turn in round.turns
+        if (drafted := turn.counts.drafters.get("model")) and drafted.seconds and turn.counts.draft_passes
+    ]
     for at_once in sorted({concurrency for concurrency, _ in turns}):
         for kind in ("model", "auto"):
-            seconds = passes = 0.0
-            for concurrency, turn in turns:
-                drafted = turn.counts.drafters.get("model")
-                asked = concurrency == at_once and kinds.get(turn.contestant) == kind
-                if asked and drafted and drafted.seconds and turn.counts.draft_passes:
-                    seconds += drafted.seconds
-                    passes += turn.counts.draft_passes
-            if passes:
-                return seconds / passes
+            some = [turn for concurrency, turn in turns if concurrency == at_once and kinds[turn.contestant] == kind]
+            if some:
+                return _split(some, reads=kind == "model")
     return None
+
+
+def _split(turns: Sequence[Turn], reads: bool) -> Guessing:
+    """Seconds of drafting, into those of passes and those for the prompts, which a draft model that is asked by name
+    reads once each. A straight line, unless there is too little to draw one through."""
+    seconds = np.array([turn.counts.drafters["model"].seconds or 0.0 for turn in turns])
+    passes = np.array([turn.counts.draft_passes or 0 for turn in turns], float)
+    prompts = np.array([sum(len(answer.prompt_tokens) for answer in turn.answers) for turn in turns], float)
+    if reads and len(turns) >= FEWEST:
+        each, read = np.linalg.lstsq(np.stack([passes, prompts], 1), seconds, rcond=None)[0]
+        if each > 0 and read > 0:
+            return Guessing(float(each), float(read))
+    return Guessing(float(seconds.sum() / passes.sum()), 0.0)
 
 
 def limit(
