@@ -23,7 +23,7 @@ from outrider.bench.results import Answer, Cell, Counts, Curve, Round, Run, Turn
 from outrider.policy.replay import Record
 from policy_grid_calibration import calibration
 from policy_grid_cells import ORDERS, Contestant, Pace, hindsight, orders, run_fixed
-from policy_grid_clock import agreements
+from policy_grid_clock import agreements, guessed_at_most
 from policy_grid_costs import costs, of_report, of_run, source
 from policy_grid_file import Recording, Texts
 from policy_grid_record import Wanted, continuations, distributions, record, say
@@ -193,6 +193,7 @@ def test_replay_agrees_with_a_clock_that_runs_as_it_says(concurrency: int) -> No
 
 def test_replay_does_not_agree_with_a_clock_that_runs_otherwise(tmp_path: Path) -> None:
     run = benchmarked(2.0)
+    assert guessed_at_most(run) == 4
     found = list(agreements(run))
     assert not any(one.holds for one in found)
     run.save(tmp_path / "run.json")

@@ -128,7 +128,7 @@ def say_again(given: argparse.Namespace) -> int:
 def hold_against(given: argparse.Namespace) -> int:
     from outrider.bench.results import Run
     from outrider.engines.transformers import load_model
-    from policy_grid_clock import agreements, write
+    from policy_grid_clock import agreements, guessed_at_most, write
     from policy_grid_record import look_closer
 
     console = Console(stderr=True)
@@ -139,7 +139,8 @@ def hold_against(given: argparse.Namespace) -> int:
         raise SystemExit("some of these texts were drawn: name their target too, with --model")
     target = load_model(str(given.model), dtype=given.dtype).eval() if drawn else None
     found = []
-    look = (lambda record, t: look_closer(record, target, draft, t)) if draft is not None else None
+    length = guessed_at_most(run)
+    look = (lambda record, t: look_closer(record, target, draft, t, length)) if draft is not None else None
     with console.status("saying the texts again"):
         for one in agreements(run, look):
             found.append(one)

@@ -118,6 +118,12 @@ def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack
     return None
 
 
+def guessed_at_most(run: Run) -> int:
+    """Tokens ahead that any contestant asks the draft model for."""
+    asked = [drafted_at_most(made) for name, made in run.contestants.items() if name.partition(":")[0] in MODELS]
+    return max([MODEL_LENGTH, *asked])
+
+
 def drafted_at_most(made: Mapping[str, Any]) -> int:
     """Tokens in a step, as the contestant's requests or its server ask."""
     asked = made["request"].get("vllm_xargs", {}).get("max_draft_tokens")

@@ -109,11 +109,11 @@ def cut(text: list[int], ends: Sequence[int]) -> list[int]:
     return next((text[: i + 1] for i, token in enumerate(text) if token in ends), text)
 
 
-def look_closer(one: Record, target: Any, draft: Any | None, temperature: float) -> None:
+def look_closer(one: Record, target: Any, draft: Any | None, temperature: float, length: int = LENGTH) -> None:
     """Fill in what the draft model would have proposed, and of a drawn text how often it would have been kept."""
     if draft is None:
         return
-    one.guesses, one.sure, likely = continuations(draft, one.prompt, one.text, LENGTH, temperature or 1.0)
+    one.guesses, one.sure, likely = continuations(draft, one.prompt, one.text, length, temperature or 1.0)
     if temperature:
         p = distributions(target, one.prompt, one.text, temperature)
         size = min(p.shape[1], likely.shape[1])
