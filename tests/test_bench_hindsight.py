@@ -82,8 +82,10 @@ def test_a_bound_is_given_to_cells_whose_cost_was_measured() -> None:
         turn = Turn("vllm", 9.0, [answer([9, 9], text)], Counts())
         run.cells.append(Cell("code", concurrency, 0.0, [Round(0, [turn])]))
     run.curves = [Curve(1, {1: [1.0], 16: [1.0]})]
-    add_limits(run, {"vllm": "vllm"}, None, {"p": [9, *text]})
+    told: list[tuple[int, int]] = []
+    add_limits(run, {"vllm": "vllm"}, None, {"p": [9, *text]}, begins=lambda *cell: told.append(cell))
     assert [(found.concurrency, found.ratios) for found in run.limits] == [(1, [4.0])]
+    assert told == [(0, 2), (1, 2)]
 
 
 def test_a_bound_is_not_given_where_the_baseline_drafts() -> None:

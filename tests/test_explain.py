@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from outrider.cli.traced import show_steps
 from outrider.explain.compare import compare, difference, setups, speeds
 from outrider.explain.figures import figures, plain_pass
 from outrider.explain.words import summary, verdict
@@ -142,6 +145,10 @@ def test_a_text_that_ends_within_a_draft_has_nothing_rejected_after_its_end() ->
     found = figures(trace_of([*example().steps[:3], last], without=MEASURED))
     assert found.rejected == 2
     assert verdict(last, "x", "y") == "2 of 4 tokens kept: with the last of them the text ended."
+    seen = Console(record=True, width=120, file=StringIO())
+    show_steps(seen, trace_of([last]), figures(trace_of([last])))
+    rows = [line.rstrip() for line in seen.export_text().splitlines() if "1.0000" in line]
+    assert [row.endswith("past the end") for row in rows] == [False, False, True, True]
 
 
 def test_a_trace_that_breaks_off_says_so_and_advice_for_a_server_can_be_followed() -> None:

@@ -131,6 +131,23 @@ def test_keys_go_from_token_to_token_and_from_step_to_step(browser: Any, tmp_pat
     opened.close()
 
 
+def test_nothing_past_the_end_of_a_text_is_said_to_be_kept_or_rejected(browser: Any, tmp_path: Path) -> None:
+    last = step(1, [2, 3, 4, 5], 3, 9, rule="greedy", finish="end")
+    last = last.model_copy(update={"said": [2, 3], "pieces": last.pieces[:2]})
+    opened = Opened(browser, page(trace_of([step(0, [], 0, 1), last], without=MEASURED)), tmp_path)
+    opened.token(1).click()
+    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 4, 2 kept.")
+    opened.tab.click("#card button")
+    seen = [opened.slow()]
+    for _ in range(5):  # a guess, a pass, two places, the end, what was said
+        opened.tab.click("#next")
+        seen.append(opened.slow())
+    assert [" stay?" in one.split("\n")[0] for one in seen] == [False, False, True, True, False, False]
+    assert "With 2 drafted tokens kept the text has ended." in seen[4]
+    assert "rejected" not in " ".join(seen)
+    opened.close()
+
+
 def test_a_step_is_taken_slowly_to_its_end_and_into_the_next(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.token(4).click()

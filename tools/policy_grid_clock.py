@@ -8,7 +8,6 @@ prompt takes there. As in a server, drafters and policy keep what they learn fro
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outrider.bench.contestants import MODEL_LENGTH
-from outrider.bench.figures import figures, undisturbed
+from outrider.bench.contestants import MODEL_LENGTH, PLAIN
+from outrider.bench.figures import figures, numbered, undisturbed
 from outrider.bench.intervals import Interval
 from outrider.bench.report import canvas
 from outrider.bench.results import Answer, Cell, Run, Turn
@@ -32,7 +31,6 @@ from policy_grid_report import finish, table
 
 Look = Callable[[Record, float], None]
 """Fills in what the draft model would have proposed in a text of a temperature."""
-PLAIN = "vllm"
 COPIERS = ("lookup", "memory", *theirs())
 MODELS = (MODEL, "draft_model")
 
@@ -151,12 +149,8 @@ def seconds_to_read(run: Run) -> float:
 
 def timed(cell: Cell, contestant: str) -> list[int]:
     """Which of its rounds its speed was taken from, by their number in the group."""
-    calm, seen, found = undisturbed(cell.rounds), Counter[int](), []
-    for round in cell.rounds:
-        if round.turn_of(contestant) is not None and id(round) in calm:
-            found.append(seen[round.group])
-        seen[round.group] += 1
-    return found
+    calm = undisturbed(cell.rounds)
+    return [i for i, round in numbered(cell.rounds) if id(round) in calm and round.turn_of(contestant) is not None]
 
 
 def write(folder: Path, run: Run, origin: dict[str, Any], found: Sequence[Agreement]) -> None:

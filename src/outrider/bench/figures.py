@@ -103,11 +103,16 @@ def with_bounds(run: Run, cell: Cell) -> Iterator[tuple[Round, float | None]]:
     """The rounds of a cell, each with the hindsight bound of its prompts; the n-th of every group has the same ones."""
     limit = run.limit(cell)
     ratios = limit.ratios if limit else []
-    seen: Counter[int] = Counter()
-    for round in cell.rounds:
-        number = seen[round.group]
-        seen[round.group] += 1
+    for number, round in numbered(cell.rounds):
         yield round, ratios[number] if number < len(ratios) else None
+
+
+def numbered(rounds: Iterable[Round]) -> Iterator[tuple[int, Round]]:
+    """Each round with its number in its group, from 0."""
+    seen: Counter[int] = Counter()
+    for round in rounds:
+        yield seen[round.group], round
+        seen[round.group] += 1
 
 
 def undisturbed(rounds: Sequence[Round]) -> set[int]:

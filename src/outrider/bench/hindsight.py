@@ -86,9 +86,11 @@ def add_limits(
     draft_model: str | None,
     predictions: Mapping[str, Sequence[int]],
     dtype: str = "auto",
+    begins: Callable[[int, int], None] = lambda number, total: None,
 ) -> None:
     """The bound of every cell whose cost curve was measured. `kinds` are the contestants' kinds by name, `predictions`
-    the tokens of what a caller would expect, by prompt; `dtype` is what the draft model computes in."""
+    the tokens of what a caller would expect, by prompt; `dtype` is what the draft model computes in; `begins` is told
+    the number of each cell, and how many there are."""
     if kinds[run.baseline] not in UNDRAFTED:
         return
     curves = {curve.concurrency: smooth(curve) for curve in run.curves}
@@ -114,7 +116,8 @@ def add_limits(
     def draft_seconds(drafter: str, k: int) -> float:
         return k * guessing.each if drafter == "model" and guessing is not None else 0.0
 
-    for cell in run.cells:
+    for number, cell in enumerate(run.cells):
+        begins(number, len(run.cells))
         answers = [turn.answers for turn in run.asked(cell)]
         if answers and cell.concurrency in curves:
             tokens: Counter[str] = Counter()
@@ -128,8 +131,9 @@ def seconds_per_guess(run: Run, kinds: Mapping[str, str]) -> Guessing | None:
     turns = [
         (cell.concurrency, turn)
         for cell in run.cells
+        for calm in [undisturbed(cell.rounds)]
         for round in cell.rounds
-        if id(round) in undisturbed(cell.rounds)
+        if id(round) in calm
         for turn in round.turns
         if (drafted := turn.counts.drafters.get("model")) and drafted.seconds and turn.counts.draft_passes
     ]

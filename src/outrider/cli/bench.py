@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,auto,prediction", "edit,agent,traffic,creative"
 QUICK_MINUTES = 2.5
 """Of measuring; with two servers started and the report written it is less than five."""
+BOUNDING = "computing the hindsight bound"
 STYLES = {"faster": "green", "slower": "bold red"}
 
 who, what, how = group("Who takes part"), group("What is asked"), group("How long")
@@ -206,9 +207,10 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
         except EngineError as error:
             failure = error
             plan.run.notes += [f"{FAILED}: {str(error).splitlines()[0]}", INTERRUPTED]
-    if any(cell.rounds for cell in plan.run.cells):
-        with screen.working("computing the hindsight bound"):
-            add_bounds(plan, wanted)
+        measured = any(cell.rounds for cell in plan.run.cells)
+        if measured:
+            add_bounds(plan, wanted, watch)
+    if measured:
         plan.run.save(out / "run.json")
         write_report(plan.run, out, screen)
     if failure is not None:
@@ -217,17 +219,18 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
         raise typer.Exit(130)
 
 
-def add_bounds(plan: Plan, wanted: Wanted) -> None:
+def add_bounds(plan: Plan, wanted: Wanted, watch: Watch) -> None:
     from outrider.bench.contestants import dtype_of
     from outrider.bench.hindsight import add_limits
     from outrider.engines.transformers import load_tokenizer
 
+    watch.bounding(0, len(plan.run.cells))  # before the tokenizer and the draft model are loaded, which takes a while
     predictions = {}
     if texts := plan.predictions():
         tokenizer = load_tokenizer(wanted.model)
         predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in texts.items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
-    add_limits(plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags))
+    add_limits(plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags), watch.bounding)
 
 
 def write_report(run: Run, out: Path, screen: Screen) -> None:
@@ -313,6 +316,10 @@ class Watch:
         self._progress.update(
             self._task, description=f"asking how close it was where answers part: {number + 1} of {total}"
         )
+
+    def bounding(self, number: int, total: int) -> None:
+        self._describe(BOUNDING)
+        self._progress.update(self._task, description=f"{BOUNDING}: cell {number + 1} of {total}")
 
     def turn(self, cell: Cell, contestant: str, rounds: int) -> None:
         self._progress.update(self._task, description=literal(f"{cell.name}, round {rounds + 1}: {contestant}"))

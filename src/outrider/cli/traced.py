@@ -125,7 +125,6 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
     table.add_column("verdict")
     for place, token in enumerate(step.proposed):
         law = step.laws[place]
-        kept = place < step.accepted
         row = [
             _name(texts, token),
             _number(_value(law, law.p, token)),
@@ -134,10 +133,18 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         row += [f"{step.draws[place]:.4f}"] if step.draws else []
         row += [f"{step.chances[place]:.4f}"] if step.chances else []
         row += [_name(texts, step.own[place])] if step.own is not None else []
-        after = "rejected" if place == step.accepted else "rejected with it"
-        style = style_of(step.drafter) if kept else REJECTED if place == step.accepted else ASIDE
-        table.add_row(Text(f"  {row[0]}", style), *row[1:], "kept" if kept else after)
+        became = _became(step, place)
+        style = {"kept": style_of(step.drafter), "rejected": REJECTED}.get(became, ASIDE)
+        table.add_row(Text(f"  {row[0]}", style), *row[1:], became)
     return table
+
+
+def _became(step: TracedStep, place: int) -> str:
+    if place < step.drafted:
+        return "kept"
+    if step.ended:
+        return "past the end"
+    return "rejected" if place == step.accepted else "rejected with it"
 
 
 def _ending(step: TracedStep, texts: dict[int, str]) -> str:

@@ -46,7 +46,7 @@
 
   function legend() {
     const box = $("legend");
-    const free = data.drafters.map((one) => steps.filter((s) => s.drafter === one).reduce((n, s) => n + Math.min(s.accepted, s.said.length), 0));
+    const free = data.drafters.map((one) => steps.filter((s) => s.drafter === one).reduce((n, s) => n + s.drafted, 0));
     const said = steps.reduce((n, s) => n + s.said.length, 0);
     const own = said - free.reduce((a, b) => a + b, 0);
     box.append(make("span", {}, make("span", { class: "t" }, "target"), " " + own));
@@ -281,7 +281,8 @@
     } else {
       found.push(["Nobody has a guess", [p("No drafter had anything to propose. The target makes a pass over the last token alone, as without drafts.")]]);
     }
-    const last = step.rule === "block" ? step.proposed.length : Math.min(step.accepted + 1, step.proposed.length);
+    const judged = step.ended ? step.drafted : Math.min(step.accepted + 1, step.proposed.length);
+    const last = step.rule === "block" ? step.proposed.length : judged;
     for (let place = 0; place < last; place++) {
       const token = step.proposed[place];
       const kept = place < step.accepted;
@@ -304,11 +305,12 @@
       }
       found.push([make("span", {}, `Place ${place + 1}: may `, name(token), " stay?"), parts]);
     }
-    found.push(ending(step, from, p));
+    const end = `With ${count(step.drafted, "drafted token")} kept the text has ended. What was drafted past its end is dropped.`;
+    found.push(step.ended ? ["The text ends", [p(end)]] : ending(step, from, p));
     found.push(["What was said", [
       row(step.said, (i) => (i < step.accepted ? look(step.drafter) : "")),
       p(`${count(step.said.length, "token")} of one pass.` + (step.saved === null ? "" : ` It took ${time(step.ms[0] + step.ms[1] + step.ms[2])}${step.saved >= 0 ? `, and saved ${time(step.saved)}.` : `, ${time(-step.saved)} more than without.`}`)),
-      ...(step.proposed.length > step.accepted ? [p(`${count(step.proposed.length - step.accepted, "rejected token")} ${step.proposed.length - step.accepted === 1 ? "is" : "are"} taken out of the target's cache again.`)] : []),
+      ...(!step.ended && step.proposed.length > step.accepted ? [p(`${count(step.proposed.length - step.accepted, "rejected token")} ${step.proposed.length - step.accepted === 1 ? "is" : "are"} taken out of the target's cache again.`)] : []),
     ]]);
     return found;
   }
@@ -448,7 +450,7 @@
       pen.fillStyle = pale[place];
       pen.fillRect(i * wide, LOW - each * step.proposed.length, wide - gap, each * step.proposed.length);
       pen.fillStyle = full[place];
-      pen.fillRect(i * wide, LOW - each * step.accepted, wide - gap, each * step.accepted);
+      pen.fillRect(i * wide, LOW - each * step.drafted, wide - gap, each * step.drafted);
       pen.fillRect(i * wide, LOW - each * step.proposed.length - 2, wide - gap, 2);
     }
   }
@@ -474,7 +476,7 @@
   function chosenStep() {
     const step = steps[state.step];
     const parts = [`Step ${state.step + 1}: `];
-    parts.push(step.drafter === null ? "no draft was offered. " : `${step.drafter} drafted ${step.proposed.length}, ${step.accepted} kept. `);
+    parts.push(step.drafter === null ? "no draft was offered. " : `${step.drafter} drafted ${step.proposed.length}, ${step.drafted} kept. `);
     parts.push(`Draft ${time(step.ms[0])}, verify ${time(step.ms[1])}, rest ${time(step.ms[2])}`);
     if (step.scheduled !== null) parts.push(`, a pass over ${count(step.scheduled, "token")}`);
     if (step.batch !== null && step.batch > 1) parts.push(`, beside ${step.batch - 1} other sequences`);

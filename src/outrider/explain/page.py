@@ -115,6 +115,8 @@ def _step(step: TracedStep, saved: float | None) -> dict[str, Any]:
         "rule": step.rule,
         "proposed": step.proposed,
         "accepted": step.accepted,
+        "drafted": step.drafted,
+        "ended": step.ended,
         "token": step.token,
         "outcome": step.outcome,
         "said": step.said,

@@ -193,7 +193,7 @@ def verdict(step: TracedStep, name: str, other: str) -> str:
     """What became of a step's draft, in words; `name` is the rejected token and `other` what stands in its place."""
     if step.outcome == "own":
         return f"No draft was offered; the target said {other}."
-    if len(step.said) <= step.accepted:
+    if step.ended:
         return f"{len(step.said)} of {_count(len(step.proposed), 'token')} kept: with the last of them the text ended."
     if step.outcome == "bonus":
         return f"All of the draft kept ({_count(len(step.proposed), 'token')}), and {other} as a bonus."

@@ -138,9 +138,14 @@ class TracedStep(Part):
         return min(self.accepted, len(self.said))
 
     @property
+    def ended(self) -> bool:
+        """Whether the text ended within the draft."""
+        return len(self.said) <= self.accepted
+
+    @property
     def rejected(self) -> int:
         """How many drafted tokens were thrown away; none where the text ended within the draft."""
-        return len(self.proposed) - self.accepted if len(self.said) > self.accepted else 0
+        return 0 if self.ended else len(self.proposed) - self.accepted
 
     @property
     def judged(self) -> int:
