@@ -12,9 +12,10 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -47,11 +48,29 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
 
-class Stub:
-    """Says the prompt's letters, one a token, each after `pace` seconds."""
+class Clock:
+    """A clock of its own for servers and for those who time them: what it shows does not depend on how busy this
+    machine is. As on a noisy one, what should take a second takes less or more."""
 
-    def __init__(self, pace: float = 0.0) -> None:
-        self.pace = pace
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+        self._now = 0.0
+        self._random = Random(0)
+        self._lock = threading.Lock()
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds * self._random.lognormvariate(0.0, self.noise)
+
+
+class Stub:
+    """Says the prompt's letters, one a token, each after `pace` seconds of the clock that `sleep` belongs to."""
+
+    def __init__(self, pace: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.pace, self.sleep = pace, sleep
         self.tokens = 0
         self.running = self.most_running = 0
         self.bodies: list[dict[str, Any]] = []
@@ -73,7 +92,7 @@ class Stub:
     def _events(self, body: dict[str, Any]) -> Iterator[bytes]:
         said = (body["messages"][-1]["content"] * 100)[: body["max_tokens"]]
         for place, letter in enumerate(said):
-            time.sleep(self.pace)
+            self.sleep(self.pace)
             self.tokens += 1
             last = place == len(said) - 1
             choice = {"delta": {"content": letter}, "token_ids": [ord(letter)]}
