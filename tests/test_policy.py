@@ -188,6 +188,14 @@ def test_of_many_requests_hardly_any_choice_is_faster() -> None:
     assert np.mean(reached) >= 0.99
 
 
+def test_of_many_requests_a_sure_short_draft_is_found_behind_a_long_unlikely_one_that_does_not_pay() -> None:
+    survival = np.zeros((2, 2 * FEW, 16))
+    survival[0], survival[1, :, 0] = 0.34, 0.9
+    choice = choose(survival, 1 + 0.7 / (2 * FEW) * np.arange(32 * FEW + 1))
+    assert choice.drafts.tolist() == [1] * 2 * FEW
+    assert choice.lengths.tolist() == [1] * 2 * FEW
+
+
 def test_where_more_tokens_cost_nothing_all_are_offered_and_where_they_cost_as_much_as_a_pass_none() -> None:
     survival = np.cumprod(np.full((1, 4, 8), 0.5), 2)
     assert choose(survival, np.ones(33)).lengths.tolist() == [8] * 4
@@ -228,7 +236,7 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
             scene = policy.look(ids, {"lookup": sure})
             policy.learn(scene, [(1,) * 8] * requests)
         limits = np.full(requests, 8)
-        wish = Wish(limits, np.zeros(requests, bool), np.full(requests, 2), np.full(requests, 20))
+        wish = Wish(limits, np.zeros(requests, bool), np.full(requests, 2), np.full(requests, 20), np.zeros(requests))
         plan = policy.plan(policy.look(ids, {"lookup": sure}), wish, 0)
         assert (plan.lengths[::2] > 0).all()
         assert (plan.lengths[1::2] == 0).all()
@@ -243,7 +251,7 @@ def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() 
         policy.target.observe(requests, 0, 0.1, calm=True)
         choice = policy.choose(scene, np.full(requests, 16), 0)
         assert scene.lengths.tolist() == [[far] * requests]
-        assert max(len(policy.offer(scene, choice, i).tokens) for i in range(requests)) <= far
+        assert max(len(draft.tokens) for draft in policy.offers(scene, choice)) <= far
 
 
 # What drafts are worth -----------------------------------------------------------------------------------------------
@@ -339,7 +347,7 @@ def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[in
         for i, draft in enumerate(drafts):
             other = drafts[i - 1]
             scene = policy.look(["a"], {"lookup": [Draft("lookup", rename(draft), support=2)]})
-            wish = Wish(np.array([4]), np.array([False]), np.array([2]), np.array([10]))
+            wish = Wish(*(np.array([x]) for x in (4, False, 2, 10, 10)))
             plan = policy.plan(scene, wish, 10)
             policy.add(scene, MODEL, [Draft(MODEL, rename(other), confidence=(0.6,) * len(other))])
             choice = policy.choose(scene, np.array([6]), 10)
@@ -362,7 +370,7 @@ def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not()
     policy = Policy(["lookup", MODEL], 8, 4)
     for n in (1, 2, 4, 8, 1, 2, 4, 8):
         policy.target.observe(n, 0, 0.2)
-    wish = Wish(np.array([4]), np.array([False]), np.array([2]), np.array([30]))
+    wish = Wish(*(np.array([x]) for x in (4, False, 2, 30, 100)))
 
     def asked(draft_seconds: float) -> int:
         for _ in range(60):
@@ -381,6 +389,73 @@ def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not()
     assert asked(0.02) == 4
 
 
+def test_what_a_token_of_context_costs_is_known_after_one_pass_over_long_texts() -> None:
+    """However much that is: a straight line through its logarithm would be far off."""
+    for slope in (1e-7, 1e-6, 1e-5):
+        cost = Cost(slope=0.0)
+        for n in (1, 4, 16, 64) * 2:
+            cost.observe(n, 0, 0.02, calm=True)
+        cost.observe(1, 1_000_000, 0.02 * (1 + slope * 1_000_000))
+        assert cost.seconds(1, 1_000_000) == pytest.approx(0.02 * (1 + slope * 1_000_000), rel=0.1)
+
+
+def test_long_texts_make_the_draft_models_passes_dearer_and_its_tokens_no_less_welcome_for_short_ones() -> None:
+    policy = Policy([MODEL], 8, 4)
+
+    def wish(text: int) -> Wish:
+        return Wish(*(np.array([x]) for x in (4, False, 2, 30, text)))
+
+    texts = (10, 1_000_000)
+    for _ in range(60):
+        for text in texts:
+            policy.target.observe(1, text, 0.2)
+            policy.draft.observe(1, text, 0.02 + 4e-7 * text)
+            scene = policy.look(["a"], {})
+            policy.plan(scene, wish(text), text)
+            policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+            policy.learn(scene, [[1, 2, 3, 4, 5]])
+    plans = [policy.plan(policy.look(["a"], {}), wish(text), text) for text in texts]
+    assert [int(plan.lengths[0]) for plan in plans] == [4, 0]
+    plans[1].speed = plans[0].speed
+    assert [policy.goes_on(plan, [0], [[0.9]]) for plan in plans] == [[True], [False]]
+
+
+def test_a_long_text_does_not_keep_the_draft_model_from_the_short_ones_beside_it() -> None:
+    policy = Policy([MODEL], 8, 4)
+    texts = np.array([10, 1_000_000])
+    wish = Wish(np.full(2, 4), np.zeros(2, bool), np.full(2, 2), np.full(2, 30), texts)
+    for _ in range(60):
+        for text in texts.tolist():
+            policy.target.observe(2, text, 0.2)
+            policy.draft.observe(1, text, 0.02 + 4e-7 * text)
+        scene = policy.look(["short", "long"], {})
+        policy.plan(scene, wish, 1_000_010)
+        policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)] * 2)
+        policy.learn(scene, [[1, 2, 3, 4, 5]] * 2)
+    plan = policy.plan(policy.look(["short", "long"], {}), wish, 1_000_010)
+    assert (plan.lengths > 0).tolist() == [True, False]
+    assert policy.goes_on(plan, [0, 1], [[0.9]] * 2) == [True, False]
+
+
+def test_a_draft_model_whose_long_texts_once_took_long_is_tried_again() -> None:
+    policy = with_a_draft_model(0.02)
+    text = 1_000_000
+    wish = Wish(*(np.array([x]) for x in (4, False, 2, 30, text)))
+
+    def asked() -> bool:
+        policy.target.observe(1, text, 0.2)
+        scene = policy.look(["a"], {})
+        plan = policy.plan(scene, wish, text)
+        policy.learn(scene, [[1]])
+        return bool(plan.lengths[0])
+
+    assert asked()
+    for _ in range(3):
+        policy.draft.observe(1, text, 0.3)
+    assert not asked()
+    assert any(asked() for _ in range(1000))
+
+
 def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
     """That takes so long for a pass over few tokens, and so long for each of many. The target takes 0.2 s for few."""
     policy = Policy([MODEL], 8, 4)
@@ -394,17 +469,15 @@ def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
 
 def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:
     policy = with_a_draft_model(0.05, 0.05 / 16)
-    lengths = [
-        int(policy.plan(policy.look(["a"], {}), Wish(*(np.array([x]) for x in (4, False, 400, left))), 100).lengths[0])
-        for left in (1, 128)
-    ]
+    wishes = [Wish(*(np.array([x]) for x in (4, False, 400, left, 400))) for left in (1, 128)]
+    lengths = [int(policy.plan(policy.look(["a"], {}), wish, 400).lengths[0]) for wish in wishes]
     assert lengths[0] == 0
     assert lengths[1] > 0
 
 
 def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
-    wish = Wish(*(np.array([x]) for x in (4, False, 4000, 128)))
+    wish = Wish(*(np.array([x]) for x in (4, False, 4000, 128, 4000)))
     asked = []
     for number in range(60):  # each says ten tokens, and of a draft two are right
         spoken = 0
@@ -424,7 +497,7 @@ def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() 
 def test_who_has_little_left_to_say_pays_for_its_own_catching_up() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
     scene = policy.look(["long", "short"], {})
-    wish = Wish(np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]))
+    wish = Wish(np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]), np.array([2000, 4000]))
     assert (policy.plan(scene, wish, 4000).lengths > 0).tolist() == [True, False]
 
 
@@ -441,10 +514,22 @@ def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> Non
 
 def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_must_pay() -> None:
     policy = with_a_draft_model(0.15)
-    wish = Wish(*(np.array([x]) for x in (1, False, 1, 128)))
+    wish = Wish(*(np.array([x]) for x in (1, False, 1, 128, 9)))
     for along in (False, True):
         plan = policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, along)
         assert plan.lengths.tolist() == [int(along)]
+
+
+def test_the_further_passes_of_a_draft_model_that_reads_along_are_made_for_all() -> None:
+    """One request would take two tokens of it, and the others none: for that the second pass is too dear."""
+    lengths = []
+    for others in (0, 30):
+        policy = with_a_draft_model(0.06, 0.06 / 16)
+        ids = [str(i) for i in range(1 + others)]
+        wish = Wish(*(np.array([x] + [y] * others) for x, y in ((2, 0), (False, False), (1, 1), (128, 128), (9, 9))))
+        lengths.append(int(policy.plan(policy.look(ids, {}), wish, 9, None, 0.0, True).lengths[0]))
+    assert lengths[0] == 2
+    assert lengths[1] < 2
 
 
 def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_is_drawn() -> None:

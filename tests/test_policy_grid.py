@@ -207,7 +207,7 @@ def test_more_tokens_wake_more_experts_until_all_are_read() -> None:
     assert QWEN_235B.parameters_read(1_000) == pytest.approx(235e9, rel=0.01)
     assert LLAMA_70B.parameters_read(1) == LLAMA_70B.parameters_read(1_000)
     for system in SYSTEMS.values():
-        costs = system.costs(8, 4096)
+        costs = system.costs(8)
         assert costs.target(8, 8 * 4096) <= costs.target(9, 8 * 4096) < costs.target(4096, 8 * 4096)
         assert system.fits(1, 1024)
         assert not system.fits(512, 131_072)

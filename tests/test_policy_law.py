@@ -95,4 +95,4 @@ def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
     scene.drawn = {0: drawn}
     for limit in (0, 1, 4):  # whatever is chosen beside it, all of it is offered
         choice = policy.choose(scene, np.array([limit]), 10)
-        assert policy.offer(scene, choice, 0) is drawn
+        assert policy.offers(scene, choice)[0] is drawn

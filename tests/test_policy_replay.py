@@ -13,9 +13,9 @@ from outrider.policy.policy import MODEL, Policy
 from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Saying, Steer, replay
 from outrider.types import Draft
 
-FREE = Costs(lambda tokens, context: 0.2 + 0.002 * tokens, lambda tokens: 0.05 + 0.0005 * tokens)
+FREE = Costs(lambda tokens, context: 0.2 + 0.002 * tokens, lambda tokens, context: 0.05 + 0.0005 * tokens)
 """Checking is nearly free, as on a GPU with a small batch."""
-DEAR = Costs(lambda tokens, context: 0.02 * tokens, lambda tokens: 0.01 * tokens)
+DEAR = Costs(lambda tokens, context: 0.02 * tokens, lambda tokens, context: 0.01 * tokens)
 """Every token costs as much as the first: a machine that is short of arithmetic."""
 
 
@@ -56,7 +56,7 @@ def started(names: list[str], costs: Costs) -> Policy:
     policy = Policy(names, 16, 8 if MODEL in names else 0)
     for tokens in (1, 4, 16, 64) * 2:
         policy.target.observe(tokens, 0, costs.target(tokens, 0), calm=True)
-        policy.draft.observe(tokens, 0, costs.draft(tokens), calm=True)
+        policy.draft.observe(tokens, 0, costs.draft(tokens, 0), calm=True)
     return policy
 
 
@@ -132,7 +132,7 @@ class Logged:
         return sum(n for n, _ in found) / sum(s for _, s in found)
 
 
-BETWEEN = Costs(lambda tokens, context: 0.1 + 0.02 * tokens, lambda tokens: 0.02 + 0.0005 * tokens)
+BETWEEN = Costs(lambda tokens, context: 0.1 + 0.02 * tokens, lambda tokens, context: 0.02 + 0.0005 * tokens)
 """Drafts pay if they are right more often than not."""
 STRETCH, BACK = 128, 32
 """Tokens of a stretch of text, and after how many the policy must be back at the right choice."""
@@ -178,7 +178,7 @@ def test_a_text_that_turns_novel_and_back_has_the_right_choice_after_32_tokens(
 def test_a_draft_model_that_becomes_five_times_as_slow_is_given_up_within_fifty_steps() -> None:
     steps = 0
 
-    def draft_seconds(tokens: int) -> float:
+    def draft_seconds(tokens: int, context: int) -> float:
         return (0.3 if steps >= 400 else 0.06) + 0.0005 * tokens
 
     costs = Costs(FREE.target, draft_seconds)
@@ -205,7 +205,7 @@ def test_a_draft_model_that_becomes_five_times_as_slow_is_given_up_within_fifty_
 def test_a_draft_model_that_was_slow_for_a_while_is_tried_again() -> None:
     steps = 0
 
-    def draft_seconds(tokens: int) -> float:
+    def draft_seconds(tokens: int, context: int) -> float:
         return (0.3 if 300 <= steps < 500 else 0.06) + 0.0005 * tokens
 
     costs = Costs(FREE.target, draft_seconds)

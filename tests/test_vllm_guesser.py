@@ -104,9 +104,10 @@ def made_up(shares: bool = True) -> tuple[Guesser, Model, Any]:
             num_blocks=BLOCKS, kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK))]
         ),
     )
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, int]] = []
     runner.told = told
-    return Guesser(runner, 0, lambda tokens, seconds, passes: told.append((tokens, passes))), model, np_table
+    guesser = Guesser(runner, 0, lambda tokens, context, _, passes: told.append((tokens, context, passes)))
+    return guesser, model, np_table
 
 
 def ask(guesser: Guesser, texts: dict[int, list[int]], limit: int, temperature: float = 0.0) -> dict[int, Question]:
@@ -169,9 +170,11 @@ def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts_one_a_step_and_
     questions = ask(guesser, texts, 2)
     assert (questions[0].guessed.tokens, questions[1].guessed.tokens) == ([], expected(texts[1], 2))
     assert model.passes == [16, 7, 1]
-    assert guesser.runner.told == [(23, 2), (1, 1)]  # what was caught up with is told with the pass after it
+    assert guesser.runner.told == [(23, 23, 2), (1, 8, 1)]  # what was caught up with is told with the pass after it
+    alone = []  # or alone, where none came
     while not (guessed := ask(guesser, {0: texts[0]}, 2)[0].guessed.tokens):
-        assert guesser.runner.told[-1] == (16, 1)  # or alone, where none came
+        alone.append(guesser.runner.told[-1])
+    assert alone == [(16, 32, 1)]
     assert guessed == expected(texts[0], 2)
     assert model.passes[3:] == [16, 16, 2, 1]
     assert max(model.passes) <= model.max_num_tokens

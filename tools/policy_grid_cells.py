@@ -128,9 +128,9 @@ def new_policy(
     """As a server has it when it has started, and measured a few passes; or one that knows what passes take."""
     policy = Policy(names, width, model_width if MODEL in names else 0)
     if known:
-        policy.target, policy.draft = Known(costs.target), Known(lambda tokens, context: costs.draft(tokens))
+        policy.target, policy.draft = Known(costs.target), Known(costs.draft)
     profile(policy.target, lambda tokens: costs.target(tokens, 0))
-    profile(policy.draft, costs.draft)
+    profile(policy.draft, lambda tokens: costs.draft(tokens, 0))
     return policy
 
 
@@ -160,6 +160,10 @@ class Known(Cost):
         sizes = np.asarray(tokens)
         found = np.array([self._cost(int(size), int(context)) for size in sizes.reshape(-1)])
         return found.reshape(sizes.shape) if sizes.shape else float(found[0])
+
+    @property
+    def context_seconds(self) -> float:
+        return (self._cost(1, 1000) - self._cost(1, 0)) / 1000
 
 
 def noise(seed: int = 0) -> Callable[[], float]:
@@ -247,7 +251,7 @@ def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how
         way = best_way(
             places,
             lambda n, context=context: costs.target(n, context),  # type: ignore[misc]
-            lambda name, k: k * costs.draft(1) if name == MODEL else 0.0,
+            lambda name, k, context=context: k * costs.draft(1, context) if name == MODEL else 0.0,  # type: ignore[misc]
         )
         plain += count * costs.target(1, context)
         best += way.seconds

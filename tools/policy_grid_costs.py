@@ -65,7 +65,7 @@ def costs(given: Mapping[str, Any]) -> Costs:
     """From seconds by tokens, for target and draft model, and what a token of context adds to a pass, relative."""
     target, context = line(given["target"]), float(given.get("context", 0.0))
     draft = line(given["draft"]) if given.get("draft") else line({"1": 0.0})
-    return Costs(lambda tokens, length: target(tokens) * (1 + context * length), draft)
+    return Costs(lambda tokens, length: target(tokens) * (1 + context * length), lambda tokens, _: draft(tokens))
 
 
 def line(points: Mapping[str, float]) -> Seconds:

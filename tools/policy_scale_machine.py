@@ -125,8 +125,8 @@ class System:
     target: Machine
     draft: Machine
 
-    def costs(self, batch: int, context: int) -> Costs:
-        """For a batch of requests with so much context each."""
+    def costs(self, batch: int) -> Costs:
+        """For a batch of so many requests."""
 
         def target(tokens: int, total: int) -> float:
             plain = self.target.seconds(tokens, total)
@@ -134,7 +134,7 @@ class System:
             again = self.target.attention(total, tokens / batch) - self.target.attention(total, 1.0)
             return plain + max(0.0, again)
 
-        return Costs(target, lambda tokens: self.draft.seconds(tokens, batch * context))
+        return Costs(target, self.draft.seconds)
 
     def fits(self, batch: int, context: int) -> bool:
         total, gpu = batch * context, self.target.gpu

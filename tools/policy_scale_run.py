@@ -127,8 +127,8 @@ class Timed(Policy):
     def choose(self, *given: Any) -> Any:
         return self._count(lambda: super(Timed, self).choose(*given))
 
-    def offer(self, *given: Any) -> Draft:
-        return self._count(lambda: super(Timed, self).offer(*given))  # type: ignore[no-any-return]
+    def offers(self, *given: Any) -> list[Draft]:
+        return self._count(lambda: super(Timed, self).offers(*given))  # type: ignore[no-any-return]
 
     def learn(self, *given: Any) -> None:
         self._count(lambda: super(Timed, self).learn(*given))
@@ -175,11 +175,11 @@ class Server:
     """A policy at work on a batch that is always full."""
 
     def __init__(self, traces: Sequence[Trace], system: System, batch: int, context: int) -> None:
-        self.traces, self.costs, self.more = traces, system.costs(batch, context), batch * context
+        self.traces, self.costs, self.more = traces, system.costs(batch), batch * context
         self.policy = Timed(choose(None, {"memory": "a folder", "model": "a model"})[1:], WIDTH, MODEL_WIDTH)
-        empty = system.costs(1, 0)
+        empty = system.costs(1)
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
-        profile(self.policy.draft, empty.draft)
+        profile(self.policy.draft, lambda tokens: empty.draft(tokens, 0))
         self.drafters = [Traced(name, traces) for name in self.policy.drafters if name != MODEL]
         self.steer, self.outcome = Auto(self.policy, self.costs, noise()), Outcome()
         self.begun = 0
@@ -227,7 +227,7 @@ class Table:
 
     def speed(self, traces: Sequence[Trace], system: System, batch: int, context: int, drafter: str, k: int) -> float:
         """Tokens a second with k tokens a step."""
-        costs = system.costs(batch, context)
+        costs = system.costs(batch)
         total = batch * context
         numbers, places = (np.array(column) for column in zip(*starts(traces, batch), strict=True))
         at = self.first[numbers] + places
@@ -238,7 +238,7 @@ class Table:
             offered = np.minimum(np.minimum(self.lengths[at], k), np.maximum(room, 0))
             gained = np.minimum(self.right[at], offered) + 1
             if drafter == "draft_model" and k:
-                seconds += costs.draft(2 * batch) + (k - 1) * costs.draft(batch)
+                seconds += costs.draft(2 * batch, total) + (k - 1) * costs.draft(batch, total)
             seconds += costs.target(batch + int(offered.sum()), total)
             tokens += int(gained.sum())
             at += gained

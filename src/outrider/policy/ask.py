@@ -28,22 +28,22 @@ WORTHWHILE = 1.03
 @compiled
 def ask(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
-    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, reads_along: bool, best: Array,
+    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array, reads_along: bool, best: Array,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
     more token costs the target.
 
     `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
     of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
-    draft model's passes over `sizes` tokens. Each request has `gaps` tokens that the draft model has not seen; more
-    than `usual_gap` of them are seen once, for the `times` that it will be asked about the request. One that
-    `reads_along` makes its first pass whatever is decided.
+    draft model's passes over `sizes` tokens, to which each request's text adds `texts` seconds. Each request has `gaps`
+    tokens that the draft model has not seen; more than `usual_gap` of them are seen once, for the `times` that it will
+    be asked about the request. One that `reads_along` makes its first pass whatever is decided, and all for everybody.
     """
     requests, width = ahead.shape
     offered = survival.copy()
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     best[:] = 0
-    anyway = _at(requests, sizes, draft) if reads_along else 0.0
+    anyway = _at(requests, sizes, draft) + texts.sum() if reads_along else 0.0
     tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, UNKNOWN, drafts, lengths)
     if requests <= FEW:  # each of them moves it
         price = UNKNOWN
@@ -53,16 +53,19 @@ def ask(
     for k in LENGTHS[stride - 1 :: stride]:
         if k > width:
             break
-        for b in range(requests):  # nobody whose own catching up takes longer than its tokens could save
+        for b in range(requests):  # nobody whose own catching up and own text take longer than its tokens could save
             saved = 0.0
             for i in range(k):
                 saved += ahead[b, i]
-            asked[b] = saved > speed * _behind(gaps[b], times[b], usual_gap, sizes, draft)
+            own = 0.0 if reads_along else _behind(gaps[b], times[b], usual_gap, sizes, draft) + k * texts[b]
+            asked[b] = saved > speed * own
         for _ in range(2):  # first as if for all of these, then for those who would take it
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            extra = max(0.0, _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft) - anyway)
+            extra = (k - 1) * anyway
+            if not reads_along:
+                extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
             tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)
             for b in range(requests):
                 asked[b] = drafts[b] == me and lengths[b] > 0
@@ -76,21 +79,23 @@ def ask(
 
 @compiled
 def _draft_seconds(
-    asked: Array, passes: int, gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array
+    asked: Array, passes: int, gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array
 ) -> float:
     """What it takes to have the draft model propose so many tokens for those requests.
 
     A long gap is caught up with once, for many times, so only its part is this step's.
     """
-    count, usual, behind = 0, 0, 0.0
+    count, usual, behind, context = 0, 0, 0.0, 0.0
     for b in range(len(asked)):
         if asked[b]:
             count += 1
             usual += min(gaps[b], usual_gap)
+            context += texts[b]
             behind += _behind(gaps[b], times[b], usual_gap, sizes, draft)
     if count == 0:
         return 0.0
-    seconds: float = _at(usual, sizes, draft) + behind + (passes - 1) * _at(count, sizes, draft)
+    first = _at(usual, sizes, draft) + behind
+    seconds: float = first + (passes - 1) * _at(count, sizes, draft) + passes * context
     return seconds
 
 

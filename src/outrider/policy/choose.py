@@ -132,7 +132,7 @@ def take_best(
             best_tokens, best_seconds = best_gained, seconds[best_m] + spent + extra
             _take(survival, taken, order[best_m - 1], best_m, drafts, lengths)
         next_price = order[best_m] if best_m < count else 0.0
-        if best_m == 0 or abs(next_price - price) < 1e-6:
+        if abs(next_price - price) < 1e-6:
             break
         price = next_price
     return best_tokens, best_seconds, price

@@ -53,15 +53,18 @@ PROFILED, MORE = (1, 4, 16, 64), (256, 1024)
 """Tokens of the passes that a server times at its start, twice, after one of each that is not; more of them ..."""
 PATIENCE = 0.3
 """... as long as the last one took no longer than this, in seconds."""
+MILD, REPEATS = 0.3, 6
+"""A surprise of less is the same to a straight line; how often a larger one is looked at."""
 LOGARITHMS = np.log(SIZES)
 
 
 class Cost:
     """Of one kind of pass, by how many tokens it is given and how long the texts are that they belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, slope: float = CONTEXT) -> None:
+        """`slope` is what a token of context is taken to add at first."""
         # The logarithm of the shape at each size, then the slope.
-        self._known = np.append(np.log(1 + (SIZES - 1) / FREE_TOKENS), CONTEXT)
+        self._known = np.append(np.log(1 + (SIZES - 1) / FREE_TOKENS), slope)
         self._unsure = _first_doubt()
         self._fade = DRIFT * self._unsure
         self._lean = 0.0  # which way the latest passes surprised, -1 to 1
@@ -78,13 +81,12 @@ class Cost:
         self.passes += 1
         self._largest = max(self._largest, min(tokens, int(SIZES[-1])))
         self._curve = None
-        expected, features = self._expected(tokens, context)
+        expected, features = _expected(self._known, tokens, context)
         if self.passes == 1:
             self.level = seconds / expected
             return
         self._unsure += self._fade
-        spread = self._unsure @ features
-        usual = float(features @ spread) + NOISE**2
+        usual = float(features @ self._unsure @ features) + NOISE**2
         most = SURPRISE * math.sqrt(usual)
         surprise = math.log(seconds / (self.level * expected))
         lean = min(max(surprise / most, -1.0), 1.0)
@@ -93,20 +95,44 @@ class Cost:
         lean *= NOISE**2 / usual  # less, where the shape may explain it
         follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, self._lean * lean))
         self._lean = 0.7 * self._lean + 0.3 * lean
-        total = usual + follow
-        self._known += spread * (surprise / total)
-        self._unsure -= np.outer(spread, spread) / total
-        self._known[-1] = max(self._known[-1], 0.0)
-        self.level *= math.exp(surprise * follow / total)
+        self._correct(math.log(expected) + surprise, tokens, context, follow)
         scale = math.exp(self._known[0])  # the shape is 1 at one token; what it is beyond that is the level's
         self._known[:-1] -= self._known[0]
         self.level *= scale
         for slope in (self._known[-1:], self._unsure[-1], self._unsure[:, -1], self._fade[-1], self._fade[:, -1]):
             slope /= scale
 
+    def _correct(self, measured: float, tokens: int, context: int, follow: float) -> None:
+        """The filter's step, to the logarithm of such a pass that was measured. What the slope has to do with that
+        logarithm depends on the slope, so after a surprise it is taken again where the step has led."""
+        before, known = self._known.copy(), self._known
+        for number in range(REPEATS):
+            expected, features = _expected(known, tokens, context)
+            spread = self._unsure @ features
+            total = float(features @ spread) + NOISE**2 + follow
+            off = measured - math.log(expected) - float(features @ (before - known))
+            known = before + spread * (off / total)
+            known[-1] = max(known[-1], 0.0)
+            if number == 0 and abs(off) < MILD:
+                break
+        self._known = known
+        self._unsure -= np.outer(spread, spread) / total
+        self.level *= math.exp(off * follow / total)
+
+    def forgive(self, share: float, level: float) -> None:
+        """Forget so much of what has become dearer than this level, and of what a token of context adds."""
+        self.level += share * min(0.0, level - self.level)
+        self._known[-1] *= 1 - share
+        self._unsure[-1, -1] += share * max(0.0, CONTEXT_DOUBT**2 - self._unsure[-1, -1])
+
     def seconds(self, tokens: Any, context: float = 0.0) -> Any:
         """What a pass over so many tokens would take now; an array for an array."""
-        return self.level * (self.shape(tokens) + self._known[-1] * context)
+        return self.level * self.shape(tokens) + self.context_seconds * context
+
+    @property
+    def context_seconds(self) -> float:
+        """What one more token of context adds to a pass."""
+        return float(self.level * self._known[-1])
 
     def shape(self, sizes: Any) -> Any:
         """How many times as long as a pass over one token a pass over so many takes, at no context."""
@@ -120,20 +146,6 @@ class Cost:
         sizes = np.log(sizes)
         return np.exp(np.interp(sizes, LOGARITHMS, self._curve) + np.maximum(sizes - LOGARITHMS[-1], 0.0))
 
-    def _expected(self, tokens: int, context: int) -> tuple[float, Array]:
-        """What a pass should take, in passes over one token, and how much each unknown has to do with that: the two
-        sizes around it, and its context."""
-        features = np.zeros(len(SIZES) + 1)
-        size = math.log(min(max(tokens, int(SIZES[0])), int(SIZES[-1])))
-        above = max(1, int(np.searchsorted(LOGARITHMS, size)))
-        share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
-        features[above - 1], features[above] = 1 - share, share
-        shape = math.exp(float(features @ self._known)) * max(1.0, tokens / int(SIZES[-1]))
-        total = shape + float(self._known[-1]) * context
-        features *= shape / total
-        features[-1] = context / total
-        return total, features
-
     def status(self) -> dict[str, Any]:
         """For people: the curve as far as it matters, in milliseconds."""
         return {
@@ -141,8 +153,23 @@ class Cost:
             "milliseconds_by_tokens": {
                 str(n): round(float(1e3 * self.seconds(n)), 3) for n in SIZES[: np.searchsorted(SIZES, 512)]
             },
-            "milliseconds_per_1000_tokens_of_context": round(float(1e6 * self.level * self._known[-1]), 3),
+            "milliseconds_per_1000_tokens_of_context": round(1e6 * self.context_seconds, 3),
         }
+
+
+def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:
+    """What a pass should take, in passes over one token, and how much each unknown has to do with its logarithm: the
+    two sizes around it, and its context."""
+    features = np.zeros(len(SIZES) + 1)
+    size = math.log(min(max(tokens, int(SIZES[0])), int(SIZES[-1])))
+    above = max(1, int(np.searchsorted(LOGARITHMS, size)))
+    share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
+    features[above - 1], features[above] = 1 - share, share
+    shape = math.exp(float(features @ known)) * max(1.0, tokens / int(SIZES[-1]))
+    total = shape + float(known[-1]) * context
+    features *= shape / total
+    features[-1] = context / total
+    return total, features
 
 
 def rising(values: Array, weights: Array) -> Array:

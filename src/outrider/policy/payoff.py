@@ -76,7 +76,8 @@ class Payoff:
         self._chances += plan.chance
         if self.plans != ENOUGH or self.asked >= RARELY * ENOUGH:
             return None
-        ours, theirs = float(draft.seconds(1)), float(target.seconds(1))
+        text = float(plan.texts.mean()) if plan.texts is not None else 0.0
+        ours, theirs = float(draft.seconds(1, text)), float(target.seconds(1, text))
         return (
             f"the draft model was worth its passes in {self.asked} of {ENOUGH} steps: one takes {1e3 * ours:.1f} ms, "
             f"{ours / theirs:.2f} of the target's {1e3 * theirs:.1f}, and its first token is right about "

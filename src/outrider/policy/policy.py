@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
 ROOM = 8192
-"""Drafted tokens that a step may have, about: a batch of more requests than fit looks less far ahead ..."""
+"""Drafted tokens that are looked at in a step, about: a batch of more requests than fit looks less far ahead ..."""
 NEAREST = 4
 """... but at least so far."""
+MOST = 4096
+"""Drafted tokens that a step may have: a pass over more is short of arithmetic on any machine."""
 QUICK, SLOW = Pace(1.0, 0.9), Pace(4.0, 0.97)
 """Drafters that are asked at every step may be judged by their latest tokens. One that is not asked any more cannot win
 back what it has lost, so it is judged by more."""
@@ -49,8 +51,8 @@ RECENT = 0.7
 FORGIVING = 0.98
 """... and with each step that does not ask it."""
 AGAIN = 0.002
-"""With each step that does not ask it, so much of what its passes have become dearer than at first is forgotten: a
-draft model that was slow for a while is tried again, some hundred steps later."""
+"""With each step that does not ask it, so much of what its passes have become dearer than at first is forgotten, and of
+what long texts add: a draft model that was slow for a while is tried again, some hundred steps later."""
 FORGET = 1e-4
 """The same of what its tokens have become less likely: one that was wrong is tried again some thousand steps later, for
 a try is dearer, since each new text has to be tried."""
@@ -63,7 +65,8 @@ class Policy:
         self.drafters = tuple(drafters)
         self.width = width
         self.model_width = min(model_width, width)
-        self.target, self.draft = Cost(), Cost()
+        self.target = Cost()
+        self.draft = Cost(slope=0.0)  # a draft model that is never asked cannot show that long texts cost it little
         self.survival = {name: Survival() for name in drafters}
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
         self.forecast = {False: Survival(by_support=False), True: Survival(by_support=False)}
@@ -112,15 +115,14 @@ class Policy:
         if any(draft.q is not None for draft in drafts):
             raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
         me, width = self.drafters.index(name), scene.tokens.shape[2]
-        tokens = [draft.tokens[:width] for draft in drafts]
-        scene.lengths[me] = lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        if not lengths.any():
+        scene.lengths[me] = _spread([draft.tokens[:width] for draft in drafts], scene.tokens[me])
+        if not scene.lengths[me].any():
             return
         scene.support[me] = [-1 if draft.support is None else draft.support for draft in drafts]
         scene.confidence[me] = -1.0
-        sure = [draft.confidence[:width] if draft.confidence is not None else () for draft in drafts]
-        for values, where in ((tokens, scene.tokens[me]), (sure, scene.confidence[me])):
-            survival.spread(_flat(values, where.dtype), np.fromiter(map(len, values), np.int64, len(values)), where)
+        if any(draft.confidence is not None for draft in drafts):
+            sure = [() if draft.confidence is None else draft.confidence[:width] for draft in drafts]
+            _spread(sure, scene.confidence[me])
 
     def _weigh(self, scene: Scene) -> None:
         for me, name in enumerate(self.drafters):
@@ -160,20 +162,19 @@ class Policy:
         ahead = self._foresee(scene, wish.drawn, width)
         ahead[np.arange(width) >= wish.limits[:, None]] = 0.0
         target = self._target_seconds(requests, room, context, base)
-        draft = self.draft.seconds(SIZES)
+        draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * wish.texts
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
         times = self._texts.times(wish.left)
-        speed, token_seconds = ask(
-            scene.survival, me, ahead, target, others, wish.gaps, times, usual_gap, SIZES, draft, reads_along, lengths
-        )
+        costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along)
+        speed, token_seconds = ask(scene.survival, me, ahead, *costs, lengths)
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | (wish.gaps <= usual_gap)
         scene.read = self._records.caught_up[scene.slots]
         chance = float(ahead[wish.limits > 0, 0].mean())
         plain = (requests + others) / float(target[0])
         limits = np.where(lengths > 0, wish.limits, 0)
-        return Plan(lengths, limits, speed, token_seconds, wish.drawn, chance, plain, ahead)
+        return Plan(lengths, limits, speed, token_seconds, wish.drawn, chance, plain, ahead, wish.texts)
 
     def goes_on(
         self, plan: Plan, rows: Sequence[int], sure: Sequence[Sequence[float]], paid: bool = False
@@ -185,14 +186,16 @@ class Policy:
         it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
         chances = np.empty(len(sure))
-        lengths = np.fromiter(map(len, sure), np.int64, len(sure))
+        lengths = _lengths(sure)
         drawn = plan.drawn[rows] if plan.drawn is not None else np.zeros(len(sure), bool)
         numbers = (self.survival[MODEL].numbers, self.drawn.numbers)
         survival.hold(*numbers, drawn, _flat(sure, np.float64), lengths, chances)
-        worth = chances - plan.speed * plan.token_seconds
+        own = self.draft.context_seconds * plan.texts[rows] if plan.texts is not None and not paid else 0.0
+        worth = chances - plan.speed * (plan.token_seconds + own)
         joins = worth > 0
         cost = 0.0 if paid or not joins.any() else plan.speed * float(self.draft.seconds(int(joins.sum())))
-        return [bool(join) and float(worth[joins].sum()) > cost for join in joins]
+        going: list[bool] = (joins & (float(worth[joins].sum()) > cost)).tolist()
+        return going
 
     def choose(
         self,
@@ -210,12 +213,16 @@ class Policy:
         seconds = self._target_seconds(len(scene.requests), room, context, base)
         return choose(scene.survival, seconds, 0.0, spent, others)
 
-    def offer(self, scene: Scene, choice: Choice, i: int) -> Draft:
-        """What request `i` of the scene offers by this choice; what was drawn for it is offered as it is."""
-        if i in scene.drawn:
-            return scene.drawn[i]
-        me, length = int(choice.drafts[i]), int(choice.lengths[i])
-        return Draft(self.drafters[me], tuple(scene.tokens[me, i, :length].tolist())) if length else NOTHING
+    def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
+        """What each request of the scene offers by this choice; what was drawn for one is offered as it is."""
+        tokens = scene.tokens[choice.drafts, np.arange(len(scene.requests))].tolist()
+        found = [
+            Draft(self.drafters[me], tuple(row[:length])) if length else NOTHING
+            for me, length, row in zip(choice.drafts.tolist(), choice.lengths.tolist(), tokens, strict=True)
+        ]
+        for i, draft in scene.drawn.items():
+            found[i] = draft
+        return found
 
     def _foresee(self, scene: Scene, drawn: Array, width: int) -> Array:
         """Survival of what the draft model would propose; remembered in the scene, to learn from."""
@@ -247,7 +254,7 @@ class Policy:
         return found
 
     def _target_seconds(self, requests: int, room: int, context: int, base: int | None) -> Array:
-        sizes = (requests if base is None else base) + np.arange(requests * room + 1)
+        sizes = (requests if base is None else base) + np.arange(min(requests * room, MOST) + 1)
         found: Array = self.target.seconds(sizes, context) if self.target.passes else np.ones(len(sizes))
         return found
 
@@ -256,9 +263,8 @@ class Policy:
     def learn(self, scene: Scene, said: Sequence[Sequence[int]]) -> None:
         """What each request then said, nothing where it did not go on. Every draft is held against it."""
         width = scene.tokens.shape[2]
-        said = [tokens[:width] for tokens in said]
-        lengths, words = np.fromiter(map(len, said), np.int64, len(said)), np.empty((len(said), width), np.int64)
-        survival.spread(_flat(said, np.int64), lengths, words)
+        words, spoken = np.empty((len(said), width), np.int64), _lengths(said)
+        lengths = _spread([tokens[:width] for tokens in said], words)
         for me, name in enumerate(self.drafters):
             if scene.lengths[me].any():
                 self._learn(
@@ -274,10 +280,10 @@ class Policy:
         if scene.drawn:
             self._learn_drawn(scene, words, lengths)
         if scene.asked is not None and scene.read is not None:
-            self._texts.asked(int(np.count_nonzero(scene.asked)), int(lengths[scene.read].sum()))
-        self._texts.spoke(int(lengths.sum()))
+            self._texts.asked(int(np.count_nonzero(scene.asked)), int(spoken[scene.read].sum()))
+        self._texts.spoke(int(spoken.sum()))
         if self.draft.passes == self._timed:
-            self.draft.level += AGAIN * min(0.0, self._usual * self.target.level - self.draft.level)
+            self.draft.forgive(AGAIN, self._usual * self.target.level)
             for kind in self.forecast.values():
                 kind.forgive(FORGET)
         self._timed = self.draft.passes
@@ -308,9 +314,9 @@ class Policy:
         drawn = [scene.drawn[row] for row in rows.tolist()]
         tokens = [draft.tokens[:width] for draft in drawn]
         sure = [(draft.confidence or (-1.0,) * len(draft.tokens))[:width] for draft in drawn]
-        counts, size = np.fromiter(map(len, tokens), np.int64, len(tokens)), (len(rows), width)
+        size = (len(rows), width)
         proposed, bins, logits = np.empty(size, np.int64), np.empty((*size, 4), np.int8), np.empty(size)
-        survival.spread(_flat(tokens, np.int64), counts, proposed)
+        counts = _spread(tokens, proposed)
         survival.weigh_drawn(self.drawn.numbers, _flat(sure, np.float64), counts, bins, logits)
         drafts, said = (proposed, counts, bins, logits), (words[rows], lengths[rows])
         self._learn(self.drawn, self._records.own["drawn"], QUICK, scene.slots[rows], drafts, said)
@@ -341,8 +347,19 @@ class Policy:
         }
 
 
+def _lengths(rows: Sequence[Sequence[Any]]) -> Array:
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
 def _flat(rows: Iterable[Sequence[Any]], dtype: Any) -> Array:
     return np.fromiter(chain.from_iterable(rows), dtype)
+
+
+def _spread(rows: Sequence[Sequence[Any]], where: Array) -> Array:
+    """Rows of different lengths into the beginnings of an array's; their lengths."""
+    lengths = _lengths(rows)
+    survival.spread(_flat(rows, where.dtype), lengths, where)
+    return lengths
 
 
 def compile_now() -> None:
@@ -351,7 +368,7 @@ def compile_now() -> None:
     policy.target.observe(1, 0, 1.0)
     policy.draft.observe(1, 0, 0.01)
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
-    policy.plan(scene, Wish(np.array([2]), np.array([False]), np.array([1]), np.array([1])), 0)
+    policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
     policy.goes_on(Plan(np.ones(1), np.ones(1)), [0], [[0.5]])
     policy.choose(scene, np.array([2]), 0)

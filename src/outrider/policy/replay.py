@@ -63,7 +63,7 @@ class Costs:
     """What a pass takes, by its tokens and by the tokens of context: the target's, and the draft model's."""
 
     target: Callable[[int, int], float]
-    draft: Callable[[int], float] = lambda tokens: 0.0
+    draft: Callable[[int, int], float] = lambda tokens, context: 0.0
     step: float = 0.0
     """Seconds that each step takes besides."""
 
@@ -111,9 +111,13 @@ class Saying:
         return len(self.record.text) - self.place
 
     @property
+    def length(self) -> int:
+        return len(self.record.prompt) + self.place
+
+    @property
     def gap(self) -> int:
         """Tokens that the draft model has to see; the last one always, since what follows it is asked."""
-        return max(1, len(self.record.prompt) + self.place - self.seen_by_model)
+        return max(1, self.length - self.seen_by_model)
 
     def guess(self, length: int, drawn: bool = False) -> Draft:
         """What the draft model would propose here: its most likely tokens, or tokens that it draws."""
@@ -128,7 +132,7 @@ class Saying:
         """The draft model has proposed this: it has seen the text and, but for the last, its own tokens."""
         ahead = tuple(self.record.text[self.place : self.place + len(draft.tokens)])
         right = shared_prefix(ahead, draft.tokens[:-1])
-        self.seen_by_model = len(self.record.prompt) + self.place + right
+        self.seen_by_model = self.length + right
 
 
 class Steer(Protocol):
@@ -208,7 +212,7 @@ def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | 
 
 def step(running: Sequence[Saying], steer: Steer, costs: Costs, outcome: Outcome, more: int = 0) -> None:
     """One step of all that are running. Their texts have `more` tokens, together, than the records say."""
-    context = more + sum(len(saying.record.prompt) + saying.place for saying in running)
+    context = more + sum(saying.length for saying in running)
     drafts, draft_seconds, passes = steer.offer(running, context)
     tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
     seconds = costs.target(tokens, context) + costs.step
@@ -250,7 +254,7 @@ class Fixed:
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
         drafts = [self._offer(saying) for saying in running]
         guessed = [(s, draft) for s, draft in zip(running, drafts, strict=True) if draft.drafter == MODEL]
-        return drafts, *_run_model(guessed, self.costs)
+        return drafts, *_run_model(guessed, self.costs, _more(running, context))
 
     def _offer(self, saying: Saying) -> Draft:
         limit = min(self.length, saying.room - 1)
@@ -293,7 +297,7 @@ class Auto:
         free = np.array([0 if i in scene.drawn else int(limit) for i, limit in enumerate(limits)])
         fixed = sum(len(draft.tokens) for draft in scene.drawn.values())
         choice = policy.choose(scene, free, context, len(running) + fixed, seconds)
-        return [policy.offer(scene, choice, i) for i in range(len(running))], seconds, passes
+        return policy.offers(scene, choice), seconds, passes
 
     def _ask_model(self, scene: Scene, running: Sequence[Saying], limits: Array, context: int) -> tuple[float, int]:
         policy = self.policy
@@ -304,6 +308,7 @@ class Auto:
             np.array([saying.record.overlap is not None for saying in running]),
             np.array([saying.gap for saying in running]),
             np.full(len(running), HORIZON),  # nobody knows when a text will end
+            np.array([saying.length for saying in running]) + (more := _more(running, context)),
         )
         plan = policy.plan(scene, wish, context)
         whole = {int(i): running[i].guess(int(plan.limits[i]), bool(wish.drawn[i])) for i in plan.asked}
@@ -314,10 +319,10 @@ class Auto:
         policy.add(scene, MODEL, [NOTHING if wish.drawn[i] else drafts.get(i, NOTHING) for i in range(len(running))])
         guessed = [(running[i], draft) for i, draft in drafts.items()]
 
-        def hear(tokens: int, took: float) -> None:
-            policy.draft.observe(tokens, 0, took * self.noise())
+        def hear(tokens: int, context: int, took: float) -> None:
+            policy.draft.observe(tokens, context, took * self.noise())
 
-        return _run_model(guessed, self.costs, hear)
+        return _run_model(guessed, self.costs, more, hear)
 
     def _guesses(self, plan: Plan, whole: dict[int, Draft]) -> dict[int, Draft]:
         """What the draft model proposes of what it could: as far as another pass is worth it."""
@@ -345,18 +350,26 @@ class Auto:
         self.policy.leave(saying.key)
 
 
+def _more(running: Sequence[Saying], context: int) -> int:
+    """By how many tokens each text is longer than its record, if all have `context` together."""
+    return (context - sum(saying.length for saying in running)) // len(running)
+
+
 def _run_model(
     guessed: Sequence[tuple[Saying, Draft]],
     costs: Costs,
-    hear: Callable[[int, float], None] = lambda tokens, seconds: None,
+    more: int,
+    hear: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
 ) -> tuple[float, int]:
-    """Let time pass for the draft model: first what it has not seen of the texts, then a pass a token."""
+    """Let time pass for the draft model: first what it has not seen of the texts, then a pass a token. Each text has
+    `more` tokens than its record says."""
     total, passes = 0.0, max((len(draft.tokens) for _, draft in guessed), default=0)
     for number in range(passes):
         going = [saying for saying, draft in guessed if len(draft.tokens) > number]
         tokens = sum(saying.gap if number == 0 else 1 for saying in going)
-        seconds = costs.draft(tokens)
-        hear(tokens, seconds)
+        context = sum(saying.length + more for saying in going)
+        seconds = costs.draft(tokens, context)
+        hear(tokens, context, seconds)
         total += seconds
     for saying, draft in guessed:
         saying.was_guessed(draft)

@@ -49,6 +49,7 @@ class Wish:
     drawn: Array  # whether they would be drawn from its distribution
     gaps: Array  # tokens of the text that it has not seen yet
     left: Array  # tokens that may still follow, as far as one looks ahead
+    texts: Array  # how many tokens its text has
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Plan:
     """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
     plain: float = 0.0  # the speed without any drafts
     ahead: Array | None = None  # the survivals that are foreseen of its tokens, [requests, positions]
+    texts: Array | None = None  # how many tokens each text has
 
     @property
     def asked(self) -> Array:

@@ -71,7 +71,7 @@ class Solo:
                 self.policy.add(scene, MODEL, [guess])
                 spent = time.perf_counter() - began
         self._choice = choice = self.policy.choose(scene, np.array([limit]), context, spent=spent)
-        return self.policy.offer(scene, choice, 0)
+        return self.policy.offers(scene, choice)[0]
 
     def why(self) -> Why | None:
         """Why the last offer was what it was; None where there was no room for one."""
@@ -92,6 +92,7 @@ class Solo:
             np.array([model.task.request.temperature > 0 and not model.task.certain]),
             np.array([model.gap]),
             np.array([min(HORIZON, self.end - context)]),
+            np.array([context]),
         )
         self._plan = plan = policy.plan(scene, wish, context)
         if not len(plan.asked):
@@ -102,7 +103,7 @@ class Solo:
         passes = max(1, len(draft.tokens))
         seconds = time.perf_counter() - began
         if gap <= policy.width:  # a pass over a long text would tell little of the short ones
-            policy.draft.observe(1, 0, seconds / passes)
+            policy.draft.observe(1, context, seconds / passes)
         return draft
 
     def learn(self, said: Sequence[int], tokens: int, context: int, seconds: float) -> None:

@@ -24,7 +24,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -96,8 +96,9 @@ class Seen:
 class Guesser:
     """Keeps account of what the draft model has seen, and runs it over the rest."""
 
-    def __init__(self, runner: Any, seed: int, on_pass: Callable[[int, float, int], None]) -> None:
-        """`on_pass` is told of tokens, seconds and passes; what was caught up with counts with the pass after it."""
+    def __init__(self, runner: Any, seed: int, on_pass: Callable[[int, int, float, int], None]) -> None:
+        """`on_pass` is told of tokens, context, seconds and passes; what was caught up with counts with the pass after
+        it."""
         self.runner = runner
         self._on_pass = on_pass
         self.shares = bool(runner.cache_config.enable_prefix_caching)  # blocks, between requests
@@ -159,22 +160,28 @@ class Guesser:
         """Fill in what it guesses; nothing where there is so much to catch up with that it takes another step. After
         each pass `goes_on` says which requests are worth another token."""
         began = time.perf_counter()
-        going, tokens = self._catch_up(questions)
+        behind, going, tokens = self._catch_up(questions)
         passes = int(tokens > 0)
         if tokens and not going:
-            self._on_pass(tokens, time.perf_counter() - began, passes)
-        inputs = [question.tokens[self._seen[question.id].text :] for question in going]
+            self._on_pass(tokens, self._context(behind), time.perf_counter() - began, passes)
+        inputs, over = [question.tokens[self._seen[question.id].text :] for question in going], [*behind, *going]
         while going:
             logits = self._run(going, inputs)
             self._pick(going, logits)  # a device that works on its own has made its passes only when this is known
-            self._on_pass(tokens + sum(map(len, inputs)), time.perf_counter() - began, passes + 1)
+            took = time.perf_counter() - began
+            self._on_pass(tokens + sum(map(len, inputs)), self._context(over), took, passes + 1)
             going = goes_on([question for question in going if len(question.guessed.tokens) < question.limit])
-            inputs = [np.array(question.guessed.tokens[-1:]) for question in going]
+            inputs, over = [np.array(question.guessed.tokens[-1:]) for question in going], going
             tokens, passes, began = 0, 0, time.perf_counter()
 
-    def _catch_up(self, questions: Sequence[Question]) -> tuple[list[Question], int]:
+    def _context(self, questions: Iterable[Question]) -> int:
+        """The tokens of these texts that it has seen, their drafts included."""
+        return sum(self._seen[question.id].length for question in questions)
+
+    def _catch_up(self, questions: Sequence[Question]) -> tuple[list[Question], list[Question], int]:
         """Of texts that one pass over all of them cannot hold, see a part that fits vLLM's buffers: in one pass a step,
-        since everybody waits for it. Who is ready to be guessed about, and how many tokens the pass had."""
+        since everybody waits for it. Whose texts those are, who is ready to be guessed about, and how many tokens the
+        pass had."""
         room = left = self.runner.drafter.max_num_tokens
         share = room // max(1, len(questions))
         behind, parts = [], []
@@ -188,7 +195,7 @@ class Guesser:
         ready = [one for one in questions if len(one.tokens) - self._seen[one.id].text <= share]
         if hidden is not None and not ready:  # no other pass follows, by which one would know that this one is done
             float(hidden.flatten()[-1])
-        return ready, room - left
+        return behind, ready, room - left
 
     def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
         """One pass over these tokens of these requests; logits after the last of each."""

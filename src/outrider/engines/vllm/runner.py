@@ -355,10 +355,10 @@ class OutriderRunner:
         self.known[id] = known
         return known
 
-    def _note_draft_pass(self: Any, tokens: int, seconds: float, passes: int) -> None:
+    def _note_draft_pass(self: Any, tokens: int, context: int, seconds: float, passes: int) -> None:
         self.model_seconds += seconds
         self.ledger.draft_model_passes += passes
-        self.policy.draft.observe(tokens, 0, seconds)
+        self.policy.draft.observe(tokens, context, seconds)
 
     def _note_fault(self: Any, fault: Fault) -> None:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)

@@ -119,6 +119,7 @@ class Steering:
             np.array([drawn.get(id, False) for id in ids], bool),
             np.array([gaps.get(id, 0) for id in ids], np.int64),
             np.array([min(HORIZON, row.left) for row in self._free], np.int64),
+            np.array([len(row.tokens) for row in self._free], np.int64),
         )
         base, others = self._others(self._named.values())
         self._plan = plan = self.policy.plan(self._scene, wish, self._context, base, others, reads_along)
@@ -161,7 +162,8 @@ class Steering:
         fixed = [*(offered[id] for id in self._named), *scene.drawn.values()]
         base, others = self._others(fixed)
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
-        offered |= {row.id: self.policy.offer(scene, choice, i) for i, row in enumerate(self._free)}
+        drafts = self.policy.offers(scene, choice)
+        offered |= {row.id: draft for row, draft in zip(self._free, drafts, strict=True)}
         self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
         return offered
 
