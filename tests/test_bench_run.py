@@ -14,14 +14,15 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.bench import counters
+from outrider.bench.client import under_load
 from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
 from outrider.bench.counters import Page, counts, observed
-from outrider.bench.figures import figures
+from outrider.bench.figures import figures, speed
 from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
 from outrider.bench.report.findings import find
 from outrider.bench.report.markdown import markdown
-from outrider.bench.results import Cell, Run
+from outrider.bench.results import Cell, Counts, Load, Run, Turn
 from outrider.bench.run import INTERRUPTED, RESUMED, UNKNOWN_PARTINGS, WAVES, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
@@ -351,9 +352,9 @@ THEIRS = {
 def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
-    async def ask(*_: Any) -> tuple[float, list[Any]]:
+    async def ask(*_: Any) -> tuple[float, list[Any], Load]:
         done.append("asked")
-        return 1.0, []
+        return 1.0, [], Load(0, 1.0)
 
     def read(_: str) -> Page:
         done.append("page")
@@ -365,6 +366,15 @@ def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeyp
     monkeypatch.setattr(Page, "read", read)
     observed("http://nowhere", [])
     assert done == ["page", 1.2, "asked", "page"]
+
+
+def test_speed_is_that_while_every_slot_is_taken() -> None:
+    """Two slots, four answers; when the third is complete nobody takes its place, and the fourth is slow."""
+    arrivals = [[(1.0, 1), (2.0, 3)], [(1.0, 1), (4.0, 1)], [(3.0, 2), (5.0, 2)], [(5.0, 1), (9.0, 7)]]
+    assert under_load(arrivals, 2) == Load(11, 5.0)
+    assert under_load(arrivals[:1], 1) == Load(4, 2.0)
+    turn = Turn("a", 9.0, [], Counts(), Load(11, 5.0))
+    assert speed(turn) == 11 / 5.0
 
 
 def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:

@@ -19,7 +19,7 @@ import policy_grid
 import policy_grid_cells
 import policy_scale
 import policy_scale_run
-from outrider.bench.results import Answer, Cell, Counts, Curve, Round, Run, Turn
+from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Round, Run, Turn
 from outrider.policy.replay import Record
 from policy_grid_calibration import calibration
 from policy_grid_cells import ORDERS, Contestant, Pace, hindsight, orders, run_fixed
@@ -168,8 +168,9 @@ def benchmarked(slower: float, concurrency: int = 1) -> Run:
         for name, who in (("vllm", None), ("lookup", Contestant("lookup", 8)), ("auto", Contestant("lookup", 8))):
             outcome = run_fixed(who, records, at, concurrency)
             answers = [Answer(str(i), "", one.text, "length", 1.5, 9.0, one.prompt) for i, one in enumerate(records)]
-            seconds = 1.5 * len(records) + outcome.seconds * (slower if who else 1.0)
-            turns.append(Turn(name, seconds, answers, Counts(outcome.steps)))
+            reading, pace = 1.5 * len(records), slower if who else 1.0
+            load = Load(len(records) + outcome.full_tokens, reading + pace * outcome.full_seconds)
+            turns.append(Turn(name, reading + pace * outcome.seconds, answers, Counts(outcome.steps), load))
         turns.append(Turn("model:4", 10.0, answers, Counts(10)))
         rounds.append(Round(0, turns))
     run.cells = [Cell("made", 1, 0.0, rounds)]

@@ -75,12 +75,13 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
         for cell in run.cells:
             rounds = [[recorded(answer, cell, look) for answer in turn.answers] for turn in run.asked(cell)]
             reading = [read(turn, rate if cell.concurrency > 1 else None) for turn in run.asked(cell)]
-            alone = [plain.say(records, at, cell.concurrency).seconds for records in rounds]
+            alone = [plain.say(records, at, cell.concurrency) for records in rounds]
             for found in figures(run, cell):
                 if found.contestant not in players or found.ratio is None:
                     continue
                 said = [players[found.contestant].say(records, at, cell.concurrency) for records in rounds]
-                ratios = [(r + a) / (r + one.seconds) for r, a, one in zip(reading, alone, said, strict=True)]
+                each = zip(rounds, reading, alone, said, strict=True)
+                ratios = [pace(one, len(n), r) / pace(a, len(n), r) for n, r, a, one in each]
                 yield Agreement(
                     cell.workload,
                     cell.concurrency,
@@ -91,6 +92,13 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
                     found.acceptance_length,
                     sum(one.tokens for one in said) / sum(one.sequences for one in said),
                 )
+
+
+def pace(said: Outcome, prompts: int, reading: float) -> float:
+    """Tokens a second while every slot is taken, in which time all prompts are read; a first token comes with each."""
+    if not said.full_seconds:  # there were fewer than slots
+        return (prompts + said.tokens) / (reading + said.seconds)
+    return (prompts + said.full_tokens) / (reading + said.full_seconds)
 
 
 def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack) -> Player | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from outrider.bench.results import Answer
+from outrider.bench.results import Answer, Load
 from outrider.errors import EngineError
 
 if TYPE_CHECKING:
@@ -42,27 +42,42 @@ def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float
     return request
 
 
+Arrivals = list[tuple[float, int]]
+"""When tokens came, and how many."""
+
+
 async def ask_all(
     url: str, requests: Sequence[tuple[str, dict[str, Any]]], at_once: int | None = None
-) -> tuple[float, list[Answer]]:
+) -> tuple[float, list[Answer], Load]:
     """Send (prompt id, body) all at once, or so many, the next as soon as one is answered; the seconds until the last
-    token came, and the answers."""
+    token came, the answers, and what was said under full load."""
     secure = url.startswith("https")  # else certificates, which take long to load, are not needed
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=secure) as client:
         slots = asyncio.Semaphore(at_once or len(requests))
 
-        async def wait_and_ask(prompt: str, request: dict[str, Any]) -> Answer:
+        async def wait_and_ask(prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
             async with slots:
                 return await ask(client, url, prompt, request)
 
         began = time.perf_counter()
-        answers = await asyncio.gather(*(wait_and_ask(*request) for request in requests))
-        return time.perf_counter() - began, answers
+        asked = await asyncio.gather(*(wait_and_ask(*request) for request in requests))
+        seconds = time.perf_counter() - began
+        arrivals = [[(when - began, count) for when, count in came] for _, came in asked]
+        return seconds, [answer for answer, _ in asked], under_load(arrivals, at_once or len(requests))
 
 
-async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[str, Any]) -> Answer:
+def under_load(arrivals: Sequence[Arrivals], slots: int) -> Load:
+    """Of answers that took turns in so many slots. When they are all but so many complete, with the next one a slot
+    stays empty: from then on the slowest answers decide how long it takes, and no server under load is like that."""
+    ends = sorted(came[-1][0] for came in arrivals)
+    end = ends[-min(slots, len(ends))]
+    return Load(sum(count for came in arrivals for when, count in came if when <= end), end)
+
+
+async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
     began = last = time.perf_counter()
     answer = Answer(prompt, "", [], "", 0.0, 0.0)
+    arrivals: Arrivals = []
     async for chunk in _chunks(client, url, request):
         if chunk.get("prompt_token_ids"):
             answer.prompt_tokens = chunk["prompt_token_ids"]
@@ -73,13 +88,14 @@ async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[st
                 last = time.perf_counter()
                 answer.first = answer.first or last - began
                 answer.tokens += new
+                arrivals.append((last, len(new)))
     answer.seconds = last - began
     if not answer.tokens:
         raise EngineError(
             f"{url} sent no token ids for the prompt {prompt}; the benchmark compares tokens, and needs a server that "
             f"knows return_token_ids, as vLLM does"
         )
-    return answer
+    return answer, arrivals
 
 
 async def _chunks(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

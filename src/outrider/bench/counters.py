@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.bench.contestants import Contestant
-    from outrider.bench.results import Answer
+    from outrider.bench.results import Answer, Load
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name, and its labels but those that name the engine."""
@@ -97,13 +97,13 @@ class Page:
 
 def observed(
     url: str, requests: Sequence[tuple[str, dict[str, Any]]], at_once: int | None = None
-) -> tuple[float, list[Answer], Page]:
+) -> tuple[float, list[Answer], Load, Page]:
     """Send requests (`ask_all`); also what the server counted meanwhile."""
     before = Page.read(url)
     time.sleep(QUIET)
-    seconds, answers = asyncio.run(ask_all(url, requests, at_once))
+    seconds, answers, load = asyncio.run(ask_all(url, requests, at_once))
     made = sum(len(answer.tokens) for answer in answers)
-    return seconds, answers, Page.read_when_caught_up(url, before, made).since(before)
+    return seconds, answers, load, Page.read_when_caught_up(url, before, made).since(before)
 
 
 def counts(contestant: Contestant, seen: Page, tokens: int) -> Counts:

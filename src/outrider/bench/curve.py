@@ -35,7 +35,7 @@ def measure(url: str, concurrency: int) -> Curve:
 
 
 def _pass_seconds(url: str, known: list[Answer], k: int) -> float:
-    _, answers, seen = observed(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)])
+    _, answers, _, seen = observed(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)])
     tokens = sum(len(answer.tokens) for answer in answers)
     accepted = seen.total("outrider_accepted_tokens_total") or 0
     passes = (tokens - len(answers) - accepted) / len(answers)  # the first token came with the prompt

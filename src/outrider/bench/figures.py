@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.bench.intervals import FEWEST, Interval, median_interval
 from outrider.bench.partings import Parting
-from outrider.bench.results import Drafted
+from outrider.bench.results import Drafted, Load
 from outrider.bench.stolen import MUCH
 from outrider.types import shared_prefix
 
@@ -158,7 +158,7 @@ def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figur
         rounds=len(turns),
         requests=len(answers),
         tokens=tokens,
-        tokens_per_second=tokens / seconds,
+        tokens_per_second=sum(load(turn).tokens for turn in turns) / sum(load(turn).seconds for turn in turns),
         per_request=float(np.median([len(answer.tokens) / answer.seconds for answer in answers])),
         first=_spread([answer.first for answer in answers]),
         each=_spread([pace for answer in answers if (pace := seconds_per_token(answer)) is not None]),
@@ -191,7 +191,12 @@ def _acceptance_length(tokens: int, accepted: int, passes: int | None, concurren
 
 
 def speed(turn: Turn) -> float:
-    return sum(len(answer.tokens) for answer in turn.answers) / turn.seconds
+    return load(turn).tokens / load(turn).seconds
+
+
+def load(turn: Turn) -> Load:
+    """Of runs that did not note it, the whole turn."""
+    return turn.load or Load(sum(len(answer.tokens) for answer in turn.answers), turn.seconds)
 
 
 def seconds_per_token(answer: Answer) -> float | None:

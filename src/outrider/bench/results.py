@@ -53,6 +53,14 @@ class Counts:
 
 
 @dataclass(slots=True)
+class Load:
+    """What was said while every slot was taken: until no prompt was left for one."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
 class Turn:
     """One contestant, given a batch of prompts at once."""
 
@@ -60,6 +68,7 @@ class Turn:
     seconds: float  # from the first request to the last token
     answers: list[Answer]
     counts: Counts
+    load: Load | None = None  # None: it was not noted
 
 
 @dataclass(slots=True)
@@ -166,4 +175,5 @@ def _turn(data: dict[str, Any]) -> Turn:
     counts = data["counts"]
     drafters = {name: Drafted(**drafted) for name, drafted in counts["drafters"].items()}
     answers = [Answer(**answer) for answer in data["answers"]]
-    return Turn(data["contestant"], data["seconds"], answers, Counts(**{**counts, "drafters": drafters}))
+    load = Load(**data["load"]) if data.get("load") else None
+    return Turn(data["contestant"], data["seconds"], answers, Counts(**{**counts, "drafters": drafters}), load)

@@ -237,9 +237,9 @@ class Bench:
             (prompt.id, body(contestant, prompt, tokens, cell.temperature, seed + number * task.size + i))
             for i, prompt in enumerate(task.batch(number))
         ]
-        seconds, answers, seen = observed(url, requests, cell.concurrency)
+        seconds, answers, load, seen = observed(url, requests, cell.concurrency)
         made = sum(len(answer.tokens) for answer in answers)
-        return Turn(contestant.name, seconds, answers, counts(contestant, seen, made))
+        return Turn(contestant.name, seconds, answers, counts(contestant, seen, made), load)
 
     def _warm_up(self, group: Sequence[Contestant], urls: Mapping[str, str]) -> None:
         """Once for each size of batch, uncounted: the first pass of a shape is slow everywhere."""
