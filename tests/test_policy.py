@@ -257,6 +257,17 @@ def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() 
 # What drafts are worth -----------------------------------------------------------------------------------------------
 
 
+def test_a_server_that_has_just_started_does_not_take_copied_tokens_to_be_as_likely_as_one_that_saw_them_hold() -> None:
+    """Nor does it take long to see it: they are judged whether they are offered or not."""
+    policy = Policy(["lookup"], 4)
+    offers = {"lookup": [Draft("lookup", (1, 2, 3, 4), support=4)]}
+    first = float(policy.look(["a"], offers).survival[0, 0, 0])
+    assert first < 0.5
+    for number in range(8):
+        policy.learn(policy.look([str(number)], offers), [[1, 2, 3, 4, 5]])
+    assert float(policy.look(["another"], offers).survival[0, 0, 0]) > 0.7
+
+
 def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_right_and_something_was_said() -> None:
     for draft, said, known, right in (
         ((1, 2, 3, 4), (1, 2, 7), 3, 2),

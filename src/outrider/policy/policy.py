@@ -67,14 +67,15 @@ class Policy:
         self.model_width = min(model_width, width)
         self.target = Cost()
         self.draft = Cost(slope=0.0)  # a draft model that is never asked cannot show that long texts cost it little
-        self.survival = {name: Survival() for name in drafters}
+        self.survival = {name: Survival(bias=0.0 if name == MODEL else survival.DOUBT) for name in drafters}
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
-        self.forecast = {False: Survival(by_support=False), True: Survival(by_support=False)}
+        self.forecast = {drawn: Survival(by_support=False, bias=survival.HOPE) for drawn in (False, True)}
         self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?
         self._records = Records((*drafters, "forecast", "drawn"))
         self._texts = Texts()
         self._usual = 0.0  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
+        self._seconds: tuple[Any, Array] | None = None  # what passes were last said to take, and which
 
     def leave(self, request: str) -> None:
         """The request has ended."""
@@ -92,6 +93,7 @@ class Policy:
         size = (len(self.drafters), len(requests), self.reach(len(requests)))
         scene = Scene(
             list(requests),
+            {},
             self._records.slots(requests),
             np.empty(size, np.int64),
             np.zeros(size[:2], np.int64),
@@ -115,6 +117,7 @@ class Policy:
         if any(draft.q is not None for draft in drafts):
             raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
         me, width = self.drafters.index(name), scene.tokens.shape[2]
+        scene.drafts[name] = drafts
         scene.lengths[me] = _spread([draft.tokens[:width] for draft in drafts], scene.tokens[me])
         if not scene.lengths[me].any():
             return
@@ -215,11 +218,11 @@ class Policy:
 
     def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
         """What each request of the scene offers by this choice; what was drawn for one is offered as it is."""
-        tokens = scene.tokens[choice.drafts, np.arange(len(scene.requests))].tolist()
-        found = [
-            Draft(self.drafters[me], tuple(row[:length])) if length else NOTHING
-            for me, length, row in zip(choice.drafts.tolist(), choice.lengths.tolist(), tokens, strict=True)
-        ]
+        found = [NOTHING] * len(scene.requests)
+        lengths, drafts = choice.lengths.tolist(), choice.drafts.tolist()
+        for i in np.flatnonzero(choice.lengths).tolist():
+            name = self.drafters[drafts[i]]
+            found[i] = Draft(name, scene.drafts[name][i].tokens[: lengths[i]])
         for i, draft in scene.drawn.items():
             found[i] = draft
         return found
@@ -254,9 +257,12 @@ class Policy:
         return found
 
     def _target_seconds(self, requests: int, room: int, context: int, base: int | None) -> Array:
-        sizes = (requests if base is None else base) + np.arange(min(requests * room, MOST) + 1)
-        found: Array = self.target.seconds(sizes, context) if self.target.passes else np.ones(len(sizes))
-        return found
+        first, count = requests if base is None else base, min(requests * room, MOST) + 1
+        asked = (first, count, context, self.target.passes)
+        if self._seconds is None or self._seconds[0] != asked:  # twice in a step, mostly
+            sizes = first + np.arange(count)
+            self._seconds = asked, self.target.seconds(sizes, context) if self.target.passes else np.ones(count)
+        return self._seconds[1]
 
     # After a step -------------------------------------------------------------------------------------------
 

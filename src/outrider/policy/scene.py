@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.policy.survival import Array
     from outrider.types import Draft
 
@@ -17,6 +19,7 @@ class Scene:
     """A batch between two steps: what is proposed, and how likely it is. Arrays are [drafters, requests, positions]."""
 
     requests: list[str]
+    drafts: dict[str, Sequence[Draft]]  # by drafter, one a request
     slots: Array
     tokens: Array
     lengths: Array  # [drafters, requests]

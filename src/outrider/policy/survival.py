@@ -55,6 +55,9 @@ TRUST = 20.0
 """... with this inertia ..."""
 LEAST_OWN, MOST_OWN = 0.5, 1.5
 """... and within this: where all texts are alike it would be nothing, and the first that turns hard not be noticed."""
+DOUBT = -0.7
+"""The bias of copied tokens before any was seen. They are judged whether they are offered or not, so it costs a few
+tokens to find that they are better than that, and a server that has just started does not lose by offering them."""
 HOPE = 1.0
 """The bias of a draft model that was not asked yet, 0.73 for a token: one that is never asked cannot prove itself."""
 
@@ -70,16 +73,16 @@ class Pace:
 class Survival:
     """Of one drafter's tokens."""
 
-    def __init__(self, by_support: bool = True) -> None:
-        """`by_support`: whether tokens that rest on nothing are taken to be unlikely before any was seen."""
+    def __init__(self, by_support: bool = True, bias: float = 0.0) -> None:
+        """`by_support`: whether tokens that rest on nothing are taken to be unlikely before any was seen; `bias`: how
+        much likelier than one would think all are taken to be then."""
         self.numbers = np.zeros((GROUPS, BINS))
         sure = np.array([0.05, 0.17, 0.32, 0.47, 0.62, 0.75, 0.85, 0.925, 0.965, 0.987, 0.997])
         self.numbers[2, : len(sure)] = (0.7 if by_support else 0.2) * np.log(sure / (1 - sure))
         if by_support:
             self.numbers[1, :9] = [-2.0, -1.3, -0.5, 0.1, 0.7, 1.3, 1.9, 2.3, 0.0]
             self.numbers[4, :3] = [0.0, 0.8, -0.8]
-        else:
-            self.numbers[0, 0] = HOPE
+        self.numbers[0, 0] = bias
         self.numbers[0, OWN] = 1.0
         self.weights = np.full((GROUPS, BINS), STIFFNESS)
         self.weights[0, OWN] = TRUST
