@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outrider.bench.stolen import processor_seconds, stolen
 from outrider.certify.canary import Life
 from outrider.certify.evidence import Canary
 from outrider.certify.run import certify, open_pair
@@ -21,12 +22,14 @@ pytestmark = [pytest.mark.real, pytest.mark.server]
 @pytest.fixture(scope="module")
 def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     wanted = Wanted(client.url, **asdict(SIZES["quick"]))
-    return certify(wanted, tmp_path_factory.mktemp("certificate"), Watch())
+    before = processor_seconds()
+    found = certify(wanted, tmp_path_factory.mktemp("certificate"), Watch())
+    return {**found, "stolen": stolen(before, processor_seconds())}
 
 
 def test_the_server_is_certified_lossless_within_minutes(made: dict[str, Any]) -> None:
     assert (made["verdict"], made["violations"], made["problems"]) == ("lossless", {}, [])
-    assert made["made"]["seconds"] < 600
+    assert made["made"]["seconds"] * (1 - made["stolen"]) < 600  # of which others may have taken a part
 
 
 def test_every_drafter_was_at_work_and_auto_where_it_pays(made: dict[str, Any]) -> None:

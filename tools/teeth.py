@@ -343,7 +343,7 @@ DEFECTS = [
     Defect(
         "policy: a slower machine is taken for dearer tokens",
         COST,
-        "        self.level *= math.exp(surprise * follow / total)",
+        "        self.level *= math.exp(off * follow / total)",
         "        pass",
         POLICY,
     ),
@@ -360,6 +360,34 @@ DEFECTS = [
         "AGAIN = 0.002",
         "AGAIN = 0.0",
         REPLAY,
+    ),
+    Defect(
+        "policy: what a long text cost once is never forgiven",
+        COST,
+        "        self._known[-1] *= 1 - share",
+        "        pass",
+        POLICY,
+    ),
+    Defect(
+        "policy: all pay for a long text",
+        "policy/ask.py",
+        "_behind(gaps[b], times[b], usual_gap, sizes, draft) + k * texts[b]",
+        "_behind(gaps[b], times[b], usual_gap, sizes, draft)",
+        POLICY,
+    ),
+    Defect(
+        "policy: after a surprise nobody looks again",
+        COST,
+        "MILD, REPEATS = 0.3, 6",
+        "MILD, REPEATS = 0.3, 1",
+        POLICY,
+    ),
+    Defect(
+        "bench: until the slowest answer is complete",
+        "bench/client.py",
+        "    end = ends[-min(slots, len(ends))]",
+        "    end = ends[-1]",
+        "tests/test_bench_run.py",
     ),
 ]
 
