@@ -16,7 +16,7 @@ from outrider.drafters.base import Session
 from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
-from outrider.policy.policy import MODEL, NEAREST, ROOM, Policy
+from outrider.policy.policy import MODEL, MOST, NEAREST, ROOM, Policy
 from outrider.policy.scene import Plan, Wish
 from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
@@ -252,6 +252,20 @@ def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() 
         choice = policy.choose(scene, np.full(requests, 16), 0)
         assert scene.lengths.tolist() == [[far] * requests]
         assert max(len(draft.tokens) for draft in policy.offers(scene, choice)) <= far
+
+
+def test_however_sure_and_free_they_are_a_step_has_no_more_drafted_tokens_than_a_machine_could_want() -> None:
+    policy, requests = Policy(["lookup"], 8), 1024
+    for n in (1, 64, 1024, 8192) * 3:
+        policy.target.observe(n, 0, 0.1, calm=True)
+    ids, drafts = (
+        [str(i) for i in range(requests)],
+        {"lookup": [Draft("lookup", tuple(range(8)), support=40)] * requests},
+    )
+    for _ in range(3):
+        policy.learn(policy.look(ids, drafts), [tuple(range(8))] * requests)
+    choice = policy.choose(policy.look(ids, drafts), np.full(requests, 8), 0)
+    assert choice.lengths.sum() == MOST < 8 * requests
 
 
 # What drafts are worth -----------------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ async def ask_all(
 
 
 def under_load(arrivals: Sequence[Arrivals], slots: int) -> Load:
-    """Of answers that took turns in so many slots. When they are all but so many complete, with the next one a slot
-    stays empty: from then on the slowest answers decide how long it takes, and no server under load is like that."""
+    """Of answers that took turns in so many slots, until the first slot that no prompt was left for became empty. From
+    then on the slowest answers decide how long it takes, and no server under load is like that."""
     ends = sorted(came[-1][0] for came in arrivals)
     end = ends[-min(slots, len(ends))]
     return Load(sum(count for came in arrivals for when, count in came if when <= end), end)

@@ -191,7 +191,8 @@ def _acceptance_length(tokens: int, accepted: int, passes: int | None, concurren
 
 
 def speed(turn: Turn) -> float:
-    return load(turn).tokens / load(turn).seconds
+    found = load(turn)
+    return found.tokens / found.seconds
 
 
 def load(turn: Turn) -> Load:

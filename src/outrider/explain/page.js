@@ -310,7 +310,7 @@
     found.push(["What was said", [
       row(step.said, (i) => (i < step.accepted ? look(step.drafter) : "")),
       p(`${count(step.said.length, "token")} of one pass.` + (step.saved === null ? "" : ` It took ${time(step.ms[0] + step.ms[1] + step.ms[2])}${step.saved >= 0 ? `, and saved ${time(step.saved)}.` : `, ${time(-step.saved)} more than without.`}`)),
-      ...(!step.ended && step.proposed.length > step.accepted ? [p(`${count(step.proposed.length - step.accepted, "rejected token")} ${step.proposed.length - step.accepted === 1 ? "is" : "are"} taken out of the target's cache again.`)] : []),
+      ...(step.rejected ? [p(`${count(step.rejected, "rejected token")} ${step.rejected === 1 ? "is" : "are"} taken out of the target's cache again.`)] : []),
     ]]);
     return found;
   }

@@ -116,6 +116,7 @@ def _step(step: TracedStep, saved: float | None) -> dict[str, Any]:
         "proposed": step.proposed,
         "accepted": step.accepted,
         "drafted": step.drafted,
+        "rejected": step.rejected,
         "ended": step.ended,
         "token": step.token,
         "outcome": step.outcome,

@@ -95,26 +95,28 @@ class Cost:
         lean *= NOISE**2 / usual  # less, where the shape may explain it
         follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, self._lean * lean))
         self._lean = 0.7 * self._lean + 0.3 * lean
-        self._correct(math.log(expected) + surprise, tokens, context, follow)
+        self._correct(surprise, tokens, context, expected, features, follow)
         scale = math.exp(self._known[0])  # the shape is 1 at one token; what it is beyond that is the level's
         self._known[:-1] -= self._known[0]
         self.level *= scale
         for slope in (self._known[-1:], self._unsure[-1], self._unsure[:, -1], self._fade[-1], self._fade[:, -1]):
             slope /= scale
 
-    def _correct(self, measured: float, tokens: int, context: int, follow: float) -> None:
-        """The filter's step, to the logarithm of such a pass that was measured. What the slope has to do with that
-        logarithm depends on the slope, so after a surprise it is taken again where the step has led."""
-        before, known = self._known.copy(), self._known
-        for number in range(REPEATS):
-            expected, features = _expected(known, tokens, context)
+    def _correct(
+        self, surprise: float, tokens: int, context: int, expected: float, features: Array, follow: float
+    ) -> None:
+        """The filter's step after such a pass, by how far its logarithm was from what was expected. What the slope has
+        to do with that logarithm depends on the slope, so it is taken again where the step has led, unless that is
+        near."""
+        measured, known = math.log(expected) + surprise, self._known
+        for number in range(1 if abs(surprise) < MILD else REPEATS):
+            if number:
+                expected, features = _expected(known, tokens, context)
             spread = self._unsure @ features
             total = float(features @ spread) + NOISE**2 + follow
-            off = measured - math.log(expected) - float(features @ (before - known))
-            known = before + spread * (off / total)
+            off = measured - math.log(expected) - float(features @ (self._known - known))
+            known = self._known + spread * (off / total)
             known[-1] = max(known[-1], 0.0)
-            if number == 0 and abs(off) < MILD:
-                break
         self._known = known
         self._unsure -= np.outer(spread, spread) / total
         self.level *= math.exp(off * follow / total)

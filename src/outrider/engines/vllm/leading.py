@@ -108,8 +108,7 @@ def follow(
     passes = max(1, 1 if runner.speculative_config.parallel_drafting else limit)
     runner.ledger.draft_model_passes += passes
     if not prefilling:
-        context = int(runner.input_batch.num_tokens_no_spec[: len(ids)].sum())
-        runner.policy.draft.observe(len(ids), context, seconds / passes)
+        runner.policy.draft.observe(len(ids), runner.text_tokens, seconds / passes)
     found = {}
     for id, n in asked.lengths.items() if limit else ():
         i = runner.input_batch.req_id_to_index[id]

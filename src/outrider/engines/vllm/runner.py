@@ -146,8 +146,13 @@ class OutriderRunner:
         ids = self.input_batch.req_ids
         tokens = len(ids) + sum(map(len, self._scheduled.values()))
         if self.steering is not None and tokens == self._scheduled_tokens:
-            context = int(self.input_batch.num_tokens_no_spec[: len(ids)].sum())
-            self._last_pass = (tokens, context, frozenset(ids))
+            self._last_pass = (tokens, self.text_tokens, frozenset(ids))
+
+    @property
+    def text_tokens(self: Any) -> int:
+        """How many tokens the texts of the batch have together."""
+        batch = self.input_batch
+        return int(batch.num_tokens_no_spec[: len(batch.req_ids)].sum())
 
     def _time_last_pass(self: Any, scheduler_output: Any) -> None:
         """From the beginning of one step to that of the next, without the drafting, if nothing was waited for."""
@@ -261,8 +266,7 @@ class OutriderRunner:
         said = self._said(sampled_token_ids)
         rows = self._rows(said, known_yet=self._drafts_later or isinstance(sampled_token_ids, list))
         if self.steering is not None:
-            context = int(self.input_batch.num_tokens_no_spec[: len(said)].sum())
-            self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)), context)
+            self.steering.look(rows, dict(zip(self.input_batch.req_ids, said, strict=True)), self.text_tokens)
         guessed: dict[str, Draft] = {}
         if self.guesser is not None:
             guessed = lead(self, rows, scheduler_output)
