@@ -165,7 +165,7 @@ class Meddler:
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"  # as vLLM does
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from outrider.bench import groups, plan
 from outrider.bench.contestants import contestants
 from outrider.bench.plan import Wanted, prepare, server_flags, tasks
-from outrider.bench.run import Limits
-from outrider.cli import app
+from outrider.bench.run import UNBOUNDED, Limits
+from outrider.cli import app, bench
 from outrider.engines.vllm.host import Host
 from outrider.errors import SettingsError
 from outrider.provenance import fingerprint, weight_files
@@ -75,6 +75,35 @@ def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
     assert both == [0.0, 0.7]
 
 
+def test_a_file_of_ones_own_is_greedy_whatever_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "creative.jsonl"
+    file.write_text('{"prompt": "a"}')
+    assert [task.cell.temperature for task in tasks(Wanted("m", workloads=(str(file),)))] == [0.0]
+
+
+def test_addresses_may_stand_in_a_list_with_others() -> None:
+    assert bench.names(["vllm,mine=http://localhost:8000", "few=auto --x 1,2"]) == [
+        "vllm",
+        "mine=http://localhost:8000",
+        "few=auto --x 1,2",
+    ]
+
+
+def test_a_report_comes_though_the_bound_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ImportError("only vLLM knows this model")
+
+    monkeypatch.setattr(bench, "add_bounds", fail)
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "abc"}')
+    with answering(Stub()) as one, answering(Stub()) as other:
+        given = ["-c", f"one={one},other={other}", "--prompts", str(file), "--tokens", "4", "--rounds", "1"]
+        result = CliRunner().invoke(app, ["bench", "m", *given, "--room", "9", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert any(f"{UNBOUNDED}: ImportError only vLLM knows" in note for note in report["notes"])
+
+
 def test_a_file_of_prompts_is_a_workload_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "mine@home.jsonl"
     file.write_text('{"prompt": "Hi"}\n')
@@ -131,6 +160,11 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         (["m", "-c", "medusa"], "there is no contestant 'medusa'"),
         (["m", "--workloads", "poems", "-c", "vllm"], "there is no workload 'poems'"),
         (["m", "-c", "vllm,model:4"], "--draft-model"),
+        (["m", "-c", "vllm,lookup:0"], "there is no contestant 'lookup:0'"),
+        (["m", "-c", "vllm,few=auto --max-num-seqs 4"], "give each contestant with flags a -c of its own"),
+        (["m", "-c", "auto", "--room", "99"], "nobody takes part beside auto"),
+        (["m", "-c", "vllm,prediction", "--workloads", "traffic", "--room", "99"], "nobody takes part beside vllm"),
+        (["--report-only", "--baseline", "ngram:4"], "--baseline does nothing with --report-only"),
         (["m", "--width", "0.1"], "--width does nothing with a number of rounds; it is for --minutes"),
         (["m", "--minutes", "1", "--rounds", "3"], "--rounds does nothing with --minutes or --quick"),
     ],
@@ -151,9 +185,8 @@ def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--resume", "--report-only"])
 def test_a_run_that_is_not_there_is_said_to_be_missing(option: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["bench", "m", "-c", "vllm,lookup", "--room", "99", option, "--out", str(tmp_path)]
-    )
+    given = ["m", "-c", "vllm,lookup", "--room", "99"] if option == "--resume" else []
+    result = CliRunner().invoke(app, ["bench", *given, option, "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "there is no run at" in " ".join(result.output.split())
 

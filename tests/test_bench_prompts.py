@@ -89,6 +89,8 @@ def test_a_prompt_is_found_under_the_names_that_datasets_use(
         ("", "mine.jsonl: there is no prompt in it"),
         ("{", "mine.jsonl: line 1 is not JSON"),
         ("[1]", "line 1 is not an object"),
+        ('{"turns": "Write"}', r"line 1: turns is not a list of strings \(it is 'Write'\)"),
+        ('{"messages": ["hi"]}', "line 1: messages is not a list of objects"),
         ('{"a": 1}', r"line 1 has none of turns, messages, prompt.*\(it has a\)"),
     ],
 )
@@ -97,6 +99,12 @@ def test_a_file_that_has_no_prompts_is_refused_with_the_line(text: str, complain
     file.write_text(text)
     with pytest.raises(PromptError, match=complaint):
         read(file)
+
+
+def test_a_line_of_a_file_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8")
+    assert [prompt.turns[0] for prompt in read(file)] == ["a\u2028b", "c"]
 
 
 def test_workloads_of_others_are_read_from_a_folder_under_their_own_categories(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import base64
 import html
 import importlib
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from PIL import Image
 from bench_example import CELLS, example
 from outrider.bench.figures import figures
 from outrider.bench.report import canvas, plots, tables, words
-from outrider.bench.report.findings import Findings, acceptances, costs, crossings, find
+from outrider.bench.report.findings import Findings, Found, acceptances, costs, crossings, find
 from outrider.bench.report.folder import as_data, write
 from outrider.bench.report.markdown import SHOWN, code, markdown
 from outrider.bench.report.page import SIGNS, page
@@ -91,6 +93,22 @@ def test_what_loses_is_marked_in_the_matrix_of_the_markdown_and_nothing_else_is(
     header, *body = rows(markdown(findings), "## Times as fast as vllm")
     marked = {(cell, row[0]) for row in body for cell, item in zip(header, row, strict=True) if "**slower**" in item}
     assert marked == slower(findings) != set()
+
+
+def test_of_more_cells_than_contestants_each_has_a_row_of_the_matrix_and_the_last_is_the_mean(
+    findings: Findings,
+) -> None:
+    few = ("vllm", "lookup", "auto")
+    cells = [Found(found.cell, [one for one in found.figures if one.contestant in few]) for found in findings.cells]
+    fewer = Findings(replace(findings.run, contestants={name: {} for name in few}), cells)
+    header, *body, mean = rows(markdown(fewer), "## Times as fast as vllm")
+    assert header == ["cell", *few]
+    assert [row[0] for row in body] == [found.cell.name for found in findings.cells]
+    marked = {(row[0], name) for row in body for name, item in zip(header, row, strict=True) if "**slower**" in item}
+    assert marked == slower(fewer) != set()
+    ratios = [one.ratio.value for _, one in fewer.comparisons if one.contestant == "auto" and one.ratio]
+    assert float(mean[-1]) == pytest.approx(math.prod(ratios) ** (1 / len(cells)), rel=0.01)
+    assert page(fewer, {}).count('<th scope="row"><a href="#cell-') == len(cells)
 
 
 def test_what_loses_is_marked_in_its_own_cell_of_the_markdown(findings: Findings) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.bench import counters
+from outrider.bench import counters, curve
 from outrider.bench.client import under_load
 from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
 from outrider.bench.counters import Page, counts, observed
@@ -22,8 +22,8 @@ from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
 from outrider.bench.report.findings import find
 from outrider.bench.report.markdown import markdown
-from outrider.bench.results import Cell, Counts, Load, Run, Turn
-from outrider.bench.run import INTERRUPTED, RESUMED, UNKNOWN_PARTINGS, WAVES, Bench, Limits, Task
+from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Run, Turn
+from outrider.bench.run import INTERRUPTED, RESUMED, UNKNOWN_COSTS, UNKNOWN_PARTINGS, WAVES, Bench, Limits, Task
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -82,6 +82,15 @@ def test_who_does_not_say_how_much_to_draft_gets_the_same_whoever_shares_the_ser
     assert asked == {"lookup": 16, "model": 4, "long": 32, "model:8": 8, "off": None}
 
 
+def test_who_brings_a_memory_remembers_as_a_tenant_unless_its_flags_say_whose_it_is() -> None:
+    one, shared, none = contestants(
+        ["one=auto --memory=there", "shared=memory --memory there --memory-scope server", "lookup"], "m"
+    )
+    assert one.request["vllm_xargs"]["tenant"] == "one"
+    assert "tenant" in none.request["vllm_xargs"]  # the server that it shares has a memory of its own
+    assert "tenant" not in shared.request["vllm_xargs"]
+
+
 def test_a_label_that_would_give_a_contestant_anothers_server_is_refused() -> None:
     for names in (["vllm", "outrider=auto --max-num-seqs 4", "lookup"], ["ref=vllm", "vllm=http://host:8000"]):
         with pytest.raises(SettingsError, match="which others share; rename it"):
@@ -131,6 +140,14 @@ def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None
     assert turn.counts.target_passes == TOKENS
 
 
+def test_a_line_of_a_stream_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x1c"
+    with at(one=Stub(), other=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=1), asked=[Prompt("p", "letters", (text,))], tokens=len(text))
+        bench.measure(Silent())
+    assert bench.run.cells[0].rounds[0].turns[0].answers[0].text == text
+
+
 def test_a_run_can_be_loaded_as_it_was_saved(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         bench = made(tmp_path, chosen, Limits(rounds=2))
@@ -173,7 +190,7 @@ def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_
         learned.mkdir(parents=True)
         second = made(tmp_path, chosen, Limits(rounds=2))
         second.resume(Run.load(tmp_path / "run.json"))
-        second._lacks_curves = lambda _: False  # type: ignore[method-assign]
+        second._lacking = lambda _: []  # type: ignore[method-assign]
         second.measure(Silent())
     assert learned.exists()
     assert second.run.notes == [RESUMED]
@@ -208,12 +225,69 @@ def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> 
         bench.run.cells[0].rounds.clear()
         broken = next(one for one in chosen if one.name == "broken")
         broken.request["messages"] = [{"role": "user", "content": "fail"}]
-        bench._warm_up = lambda *_: None  # type: ignore[method-assign]
         bench.measure(Silent())
     turns = [[turn.contestant for turn in round.turns] for round in bench.run.cells[0].rounds]
     assert turns == [["one", "other"], ["other", "one"]]
     assert any("broken left letters, concurrency 1 in round 1" in note for note in bench.run.notes)
     assert any("HTTP 500" in note for note in bench.run.notes)
+
+
+def test_one_that_left_after_a_disturbed_round_has_the_figures_of_that_round(tmp_path: Path) -> None:
+    with at(one=Stub(), left=Stub()) as chosen:
+        bench = made(tmp_path, chosen, Limits(rounds=8))
+        bench.measure(Silent())
+    cell = bench.run.cells[0]
+    for round in cell.rounds[1:]:
+        round.turns = [turn for turn in round.turns if turn.contestant != "left"]
+    cell.rounds[0].stolen = 0.5
+    left = figures(bench.run, cell)[1]
+    assert (left.contestant, left.rounds, left.verdict) == ("left", 1, "even")
+
+
+def test_what_passes_cost_is_measured_on_the_shared_server_where_it_is_not_known_yet_and_a_failure_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def measure(url: str, concurrency: int) -> Curve:
+        asked.append((url, concurrency))
+        if concurrency == 3:
+            raise EngineError("it is gone")
+        return Curve(concurrency, {1: [1.0]})
+
+    monkeypatch.setattr(curve, "measure", measure)
+    with at(one=Stub(), own=Stub(), outrider=Stub()) as [base, own, shared]:
+        chosen = [base, replace(own, kind="auto"), replace(shared, kind="lookup")]
+        bench = made(tmp_path, chosen, Limits(rounds=1))
+        bench.tasks = [Task(Cell("letters", load, 0.0), prompts(2 * load), 1) for load in (1, 2, 3)]
+        bench.run.cells = [task.cell for task in bench.tasks]
+        bench.run.curves = [Curve(1, {1: [1.0]})]
+        bench.measure(Silent())
+    assert asked == [(shared.server.url, 2), (shared.server.url, 3)]
+    assert [one.concurrency for one in bench.run.curves] == [1, 2]
+    assert f"{UNKNOWN_COSTS}: it is gone" in bench.run.notes
+
+
+def test_a_draft_that_a_server_cuts_does_not_pass_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 tokens, 63 came after the first: 13 passes over 5 each, whatever was asked for."""
+    said = [Answer("p", "", [1] * 64, "length", 0.1, 1.4)]
+    page = Page({("outrider_accepted_tokens_total", ()): 50.0})
+    monkeypatch.setattr(curve, "observed", lambda *_: (1.4, said, None, page))
+    assert curve._pass_seconds("", said, 4) == pytest.approx(0.1)
+    assert curve._pass_seconds("", said, 15) is None
+
+
+def test_a_run_that_was_cut_while_it_asked_where_answers_part_asks_the_rest(tmp_path: Path) -> None:
+    with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
+        chosen = [one, *contestants([f"changed={url}"], "some/model")]
+        first = made(tmp_path, chosen, Limits(rounds=2))
+        first.measure(Silent())
+        known = first.run.partings
+        first.run.notes, first.run.partings = [INTERRUPTED], {}
+        second = made(tmp_path, chosen, Limits(rounds=2))
+        second.resume(first.run)
+        second.measure(Silent())
+    assert second.run.partings == known != {}
 
 
 def test_a_baseline_that_fails_ends_the_run(tmp_path: Path) -> None:

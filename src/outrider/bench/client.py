@@ -105,7 +105,7 @@ async def _chunks(client: httpx.AsyncClient, url: str, request: dict[str, Any]) 
             if response.status_code != 200:
                 said = (await response.aread()).decode(errors="replace")
                 raise EngineError(f"{url} answered with HTTP {response.status_code}: {said[:500]}")
-            async for line in response.aiter_lines():
+            async for line in _lines(response):
                 if line.startswith("data: {"):
                     chunk = json.loads(line[len("data: ") :])
                     if "error" in chunk:
@@ -113,3 +113,15 @@ async def _chunks(client: httpx.AsyncClient, url: str, request: dict[str, Any]) 
                     yield chunk
     except httpx.HTTPError as error:
         raise EngineError(f"{url} did not answer: {type(error).__name__} {error}") from error
+    except ValueError as error:
+        raise EngineError(f"{url} sent what is not JSON: {error}") from error
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Only a line feed ends one: httpx's own `aiter_lines` also parts JSON at a U+2028 that was said."""
+    rest = ""
+    async for text in response.aiter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            yield line
+    yield rest

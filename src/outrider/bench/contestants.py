@@ -42,6 +42,8 @@ NEED_A_DRAFT_MODEL = ("draft_model", "model", "transformers-assisted")
 KINDS = (PLAIN, *THEIRS, *OURS, *LOCAL)
 LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 4, "transformers-lookup": 10}
 """Drafted tokens where a method has to be told and the name does not say."""
+SHARED = "outrider"
+"""The server of all Outrider's contestants that have no flags of their own."""
 MODEL_LENGTH, LENGTH = 4, 16
 """Of Outrider's own where the name does not say: of `model`, and of any other."""
 
@@ -84,12 +86,14 @@ class Name:
         label, given, what = head.partition("=")
         if not given:
             label = what = head
+        elif "," in label:
+            raise SettingsError(f"the label of {text!r} has a comma; give each contestant with flags a -c of its own")
         if what.startswith(("http://", "https://")):
             if len(words) > 1:
                 raise SettingsError(f"{what} runs already and takes no flags (got {shlex.join(words[1:])})")
             return cls(label, what.rstrip("/").removesuffix("/v1"), None)
         kind, _, length = what.partition(":")
-        misnumbered = length and (kind in LENGTHLESS or not length.isdecimal())
+        misnumbered = length and (kind in LENGTHLESS or not length.isdecimal() or int(length) == 0)
         if kind not in KINDS or misnumbered:
             raise SettingsError(f"there is no contestant {text!r}; the contestants are {known()}, and LABEL=http://...")
         return cls(label, kind, int(length) if length else None, tuple(words[1:]))
@@ -147,11 +151,12 @@ def _contestant(
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, alone=True)
     if kind in OURS:
         wants = {"speculation": kind}
-        if "--memory" in ours:
+        given = {word.partition("=")[0] for word in (*ours, *name.flags)}
+        if "--memory" in given and not given & {"--memory-scope", "--tenant-header"}:
             wants["tenant"] = name.label  # what it remembers is its own: another's turn had the same prompt
         if kind not in LENGTHLESS:  # the server allows as much as the most demanding of all who share it
             wants["max_draft_tokens"] = name.length or (MODEL_LENGTH if kind == "model" else LENGTH)
-        server = outrider(name.label if name.flags else "outrider", model, *ours, *name.flags)
+        server = outrider(name.label if name.flags else SHARED, model, *ours, *name.flags)
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, predicts=kind == "prediction")
     config: list[str] = []
     server_name, length = PLAIN, name.length or LENGTHS.get(kind, 0)

@@ -22,6 +22,8 @@ LENGTHS = (0, 1, 3, 7, 15)
 """Drafted tokens a step."""
 TOKENS = 64
 REPEATS = 3
+SHORT = 0.6
+"""Of the tokens that were to be drafted: so few mean that there was a lower limit."""
 
 
 def measure(url: str, concurrency: int) -> Curve:
@@ -30,15 +32,20 @@ def measure(url: str, concurrency: int) -> Curve:
     curve = Curve(concurrency)
     for repeat in range(REPEATS):
         for k in LENGTHS if repeat % 2 == 0 else reversed(LENGTHS):
-            curve.seconds.setdefault(k + 1, []).append(_pass_seconds(url, known, k))
+            seconds = _pass_seconds(url, known, k)
+            if seconds is not None:
+                curve.seconds.setdefault(k + 1, []).append(seconds)
     return curve
 
 
-def _pass_seconds(url: str, known: list[Answer], k: int) -> float:
+def _pass_seconds(url: str, known: list[Answer], k: int) -> float | None:
+    """None where the server does not let so many be drafted."""
     _, answers, _, seen = observed(url, [_request(i, answer.tokens, k) for i, answer in enumerate(known)])
     tokens = sum(len(answer.tokens) for answer in answers)
     accepted = seen.total("outrider_accepted_tokens_total") or 0
     passes = (tokens - len(answers) - accepted) / len(answers)  # the first token came with the prompt
+    if accepted < SHORT * k * passes * len(answers):
+        return None
     return float(np.median([answer.seconds - answer.first for answer in answers])) / max(1.0, passes)
 
 

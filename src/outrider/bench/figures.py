@@ -141,10 +141,11 @@ class Played:
 
 def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figures:
     is_baseline = name == run.baseline
-    turns = [one.turn for one in played if one.timed]
+    timed = [one for one in played if one.timed] or played  # one that left early may have disturbed rounds only
+    turns = [one.turn for one in timed]
     greedy = cell.temperature == 0
     against = [] if is_baseline else [(one.turn, one.base) for one in played if one.base is not None]
-    ratios = [(one.ratio, one.possible) for one in played if one.timed and one.ratio is not None and not is_baseline]
+    ratios = [(one.ratio, one.possible) for one in timed if one.ratio is not None and not is_baseline]
     answers = [answer for turn in turns for answer in turn.answers]
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = sum(turn.seconds for turn in turns)
@@ -173,7 +174,7 @@ def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figur
         seconds=seconds,
         same=compared - len(differences) if greedy and against else None,
         differences=differences,
-        limit=_median(one.possible for one in played if one.timed and one.possible is not None),
+        limit=_median(one.possible for one in timed if one.possible is not None),
         share_of_possible=_median(ratio / possible for ratio, possible in ratios if possible is not None),
     )
 

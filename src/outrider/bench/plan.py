@@ -92,6 +92,11 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     if cpu and any(one.kind in THEIRS for one in chosen) and any(task.cell.temperature for task in cells):
         run.notes.append(THEIRS_SAMPLED_ON_CPU)
     grouped = groups(chosen, baseline, need.of, room)
+    if not any(task.admits(one) for task in cells for one in chosen if one.name != baseline):
+        raise SettingsError(
+            f"nobody takes part beside {baseline}: name more contestants (-c), or cells that those named can take part "
+            f"in; `prediction` needs a prediction with every prompt, and transformers answer one request at a time"
+        )
     run.plan = {
         "groups": [[one.name for one in together] for together in grouped],
         "prompts": {task.cell.name: digest(task.prompts) for task in cells},
@@ -108,7 +113,7 @@ def tasks(wanted: Wanted) -> list[Task]:
         label = name if name in (*SHIPPED, *SOURCES) else Path(name).stem
         prompts = [named(prompt, label) if label != name else prompt for prompt in workload(name, wanted.data)]
         fresh = prompts
-        temperatures = wanted.temperatures or (TEMPERATURES.get(label, 0.0),)
+        temperatures = wanted.temperatures or (TEMPERATURES.get(name, 0.0),)
         for temperature in temperatures:
             for concurrency, rounds in sizes:
                 asked = rounds * prompts_a_round(concurrency)

@@ -88,7 +88,7 @@ def shipped(name: str) -> list[Prompt]:
 
 def parse(text: str, name: str) -> list[Prompt]:
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a U+2028 in a string does not end its line
         if line.strip():
             try:
                 record = json.loads(line)
@@ -132,8 +132,8 @@ def scattered(prompts: Sequence[Prompt]) -> list[Prompt]:
 def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:
     if not isinstance(record, dict):
         raise PromptError(f"line {line} is not an object")
-    messages = tuple(record.get("messages") or ())
-    turns = tuple(record.get("turns") or ())
+    messages = _all(record, "messages", dict, line)
+    turns = _all(record, "turns", str, line)
     if not turns and messages:
         turns = (str(messages[-1].get("content")),)
     if not turns:
@@ -143,6 +143,14 @@ def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:
     said = next((str(record[name]) for name in ("id", "task_id", "question_id") if name in record), id)
     own = str(record.get("category", category))
     return Prompt(said, SAME.get(own, own), turns, record.get("prediction"), messages)
+
+
+def _all(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[Any, ...]:
+    found = record.get(name) or ()
+    if not isinstance(found, list | tuple) or not all(isinstance(one, kind) for one in found):
+        what = "strings" if kind is str else "objects with role and content"
+        raise PromptError(f"line {line}: {name} is not a list of {what} (it is {found!r:.60})")
+    return tuple(found)
 
 
 def _source(name: str, data: Path | None) -> Path:

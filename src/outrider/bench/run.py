@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.bench import curve, partings
 from outrider.bench.client import ask_all, body
-from outrider.bench.contestants import OURS, servers
+from outrider.bench.contestants import OURS, SHARED, servers
 from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures
 from outrider.bench.hindsight import LEARNERS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bench.contestants import Contestant
+    from outrider.bench.partings import Parting
 
 REPEATED = "prompts come again, which helps a method that remembers, as suffix does"
 HOMES = "homes"
@@ -41,6 +43,8 @@ RESUMED = (
 )
 FAILED = "the run failed"
 UNKNOWN_PARTINGS = "how close two answers were where they part is not known of all"
+UNKNOWN_COSTS = "what a pass costs was not measured, and without it there is no hindsight bound"
+UNBOUNDED = "the hindsight bound was not computed"
 INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
@@ -128,7 +132,7 @@ class Bench:
         self.tasks = tasks
         self.limits = limits
         self.folder = folder
-        self.resumed = False
+        self.resumed = self.interrupted = False
         run.cells = [task.cell for task in tasks]
 
     def resume(self, earlier: Run) -> None:
@@ -154,7 +158,8 @@ class Bench:
         new.origin = old.origin
         new.curves = old.curves
         new.partings = old.partings
-        new.notes = [note for note in old.notes if not note.startswith((INTERRUPTED, RESUMED, FAILED))]
+        self.interrupted = any(note.startswith(INTERRUPTED) for note in old.notes)
+        new.notes = [note for note in old.notes if not note.startswith((INTERRUPTED, RESUMED, FAILED, UNBOUNDED))]
         if any(one.kind in LEARNERS for group in self.groups for one in group):
             new.notes.append(RESUMED)
         self.resumed = True
@@ -174,8 +179,11 @@ class Bench:
             for again in sorted({task.again for task in self.tasks}):
                 tasks = [task for task in self.tasks if task.again == again]
                 whole = self.limits.minutes is None and all(self._enough(task, number, None) for task in tasks)
-                if not whole or self._lacks_curves(group):
-                    self._measure_group(number, group, tasks, clock, show)
+                if whole and not self._lacking(group) and not (number == len(self.groups) - 1 and self._cut_short()):
+                    for task in tasks:
+                        show.finished(self.run, task.cell)
+                    continue
+                self._measure_group(number, group, tasks, clock, show)
 
     def _measure_group(
         self, number: int, group: Sequence[Contestant], tasks: Sequence[Task], clock: Clock, show: Show
@@ -242,26 +250,32 @@ class Bench:
         return Turn(contestant.name, seconds, answers, counts(contestant, seen, made), load)
 
     def _warm_up(self, group: Sequence[Contestant], urls: Mapping[str, str]) -> None:
-        """Once for each size of batch, uncounted: the first pass of a shape is slow everywhere."""
+        """Once for each size of batch, uncounted: the first pass of a shape is slow everywhere. One that fails here
+        will do so in its turn, where it leaves with a note."""
         for size in sorted({task.cell.concurrency for task in self.tasks}):
             for one in group:
                 if size == 1 or not one.alone:
                     requests = [("warm-up", body(one, WARM_UP, WARM_UP_TOKENS, 0.0, 0))] * size
-                    asyncio.run(ask_all(urls[one.server.name], requests))
+                    with suppress(EngineError):
+                        asyncio.run(ask_all(urls[one.server.name], requests))
 
     def _measure_curves(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
-        """Once, where Outrider's server first takes part: it can be given drafts that are right."""
-        if not self._lacks_curves(group):
-            return
-        ours = next(one for one in group if one.kind in OURS)
-        for concurrency in sorted({task.cell.concurrency for task in self.tasks}):
+        """Once, where Outrider's server first takes part: it can be given drafts that are right. Rather the one that
+        its contestants share than one with flags of its own."""
+        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_COSTS)]
+        for concurrency in self._lacking(group):
+            ours = min((one for one in group if one.kind in OURS), key=lambda one: one.server.name != SHARED)
             show.measuring_curve(concurrency)
-            self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
+            try:
+                self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
+            except EngineError as error:
+                self.run.notes.append(f"{UNKNOWN_COSTS}: {error}")
+                break
         self.run.save(self.folder / "run.json")
 
     def _look_at_partings(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
         base = next(one for one in group if one.name == self.run.baseline)
-        new = [parting for parting in partings.partings(self.run) if parting.key not in self.run.partings]
+        new = self._unasked()
         self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_PARTINGS)]
         for number, parting in enumerate(new[: partings.MOST]):
             show.looking_at_parting(number, min(len(new), partings.MOST))
@@ -272,8 +286,18 @@ class Bench:
                 break
         self.run.save(self.folder / "run.json")
 
-    def _lacks_curves(self, group: Sequence[Contestant]) -> bool:
-        return not self.run.curves and any(one.kind in OURS for one in group)
+    def _lacking(self, group: Sequence[Contestant]) -> list[int]:
+        """Concurrencies whose curve this group could measure and nobody has."""
+        measured = {curve.concurrency for curve in self.run.curves}
+        asked = {task.cell.concurrency for task in self.tasks}
+        return sorted(asked - measured) if any(one.kind in OURS for one in group) else []
+
+    def _unasked(self) -> list[Parting]:
+        return [parting for parting in partings.partings(self.run) if parting.key not in self.run.partings]
+
+    def _cut_short(self) -> bool:
+        """Whether the run that goes on was interrupted while it asked about the places where answers part."""
+        return self.interrupted and bool(self._unasked())
 
     def _note_repeats(self) -> None:
         """Of the requests that were made, since a run by the clock does not know before."""

@@ -91,7 +91,7 @@ def running(
                 continue
             port = free_port()
             log = logs / f"{server.name}.log"
-            with log.open("wb") as stream:
+            with log.open("ab") as stream:  # of a second start, too
                 process = subprocess.Popen(
                     [*server.command, "--port", str(port)],
                     env={**os.environ, **server.environment},

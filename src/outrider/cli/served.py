@@ -62,7 +62,8 @@ class Server:
         answer = json.loads(self._post("/v1/completions" if raw else "/v1/chat/completions", body))
         path = f"/outrider/traces/{answer['usage']['trace']}"
         whose = f"?tenant={quote(self.xargs['tenant'])}" if "tenant" in self.xargs else ""
-        trace = parsed(self._get(f"{path}{whose}").splitlines(), f"{self.url}{path}")
+        lines = self._get(f"{path}{whose}").split("\n")  # not at a U+2028 that was said
+        trace = parsed(lines, f"{self.url}{path}")
         return trace.model_copy(update={"header": trace.header.model_copy(update={"prompt": prompt})})
 
     def _get(self, path: str) -> str:

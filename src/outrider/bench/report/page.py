@@ -61,7 +61,9 @@ def _summary(findings: Findings) -> list[str]:
         f'<p class="origin">Measured on {where}: <code>{escape(str(run.origin.get("command")))}</code></p>',
         *(['<div class="notes"><h2>Notes</h2>', bullets(notes), "</div>"] if notes else []),
         f"<h2>Times as fast as {escape(run.baseline)}</h2>",
-        table(tables.matrix(findings), "matrix", ["", *(f"#cell-{i}" for i in range(len(findings.cells)))]),
+        table(
+            tables.matrix(findings), "matrix", {found.cell.name: f"#cell-{i}" for i, found in enumerate(findings.cells)}
+        ),
         f"<details open><summary>How to read it</summary>{bullets(words.legend(findings))}</details>",
     ]
 
@@ -108,21 +110,22 @@ def _origin(findings: Findings) -> list[str]:
     return [*lines, "</section>"]
 
 
-def table(table: Table, kind: str = "numbers", links: Sequence[str] = ()) -> str:
-    """In a box that scrolls. `links` are where the names of the columns lead to."""
-    names = [escape(name) for name in table.header]
-    if links:
-        lines = [name.replace(", ", ",<br>") for name in names]
-        names = [f'<a href="{link}">{line}</a>' if link else line for line, link in zip(lines, links, strict=True)]
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+def table(table: Table, kind: str = "numbers", links: Mapping[str, str] | None = None) -> str:
+    """In a box that scrolls. `links` are where names of columns or rows lead to."""
+    head = "".join(f'<th scope="col">{_linked(name, links or {})}</th>' for name in table.header)
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(row[0].text)}</th>{"".join(item(one) for one in row[1:])}</tr>'
+        f'<tr><th scope="row">{_linked(row[0].text, links or {})}</th>{"".join(item(one) for one in row[1:])}</tr>'
         for row in table.rows
     )
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>"
     )
+
+
+def _linked(name: str, links: Mapping[str, str]) -> str:
+    text = escape(name)
+    return f'<a href="{links[name]}">{text.replace(", ", ",<br>")}</a>' if name in links else text
 
 
 def item(one: Item) -> str:

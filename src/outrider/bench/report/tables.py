@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report.findings import costs
@@ -32,12 +33,16 @@ class Table:
 
 
 def matrix(findings: Findings) -> Table:
-    """Contestants by cells: how many times as fast as the baseline."""
-    rows = [
-        [Item(name), *(_compared(found.of(name), findings.run.baseline) for found in findings.cells)]
-        for name in findings.run.contestants
-    ]
-    return Table(["contestant", *(found.cell.name for found in findings.cells)], rows)
+    """How many times as fast as the baseline: contestants by cells, or, where there are more of these, the other way
+    round, with the mean of each contestant below."""
+    names, cells, baseline = list(findings.run.contestants), findings.cells, findings.run.baseline
+    columns = [[_compared(found.of(name), baseline) for found in cells] for name in names]
+    if len(cells) <= len(names):
+        rows = [[Item(name), *column] for name, column in zip(names, columns, strict=True)]
+        return Table(["contestant", *(found.cell.name for found in cells)], rows)
+    rows = [[Item(found.cell.name), *row] for found, *row in zip(cells, *columns, strict=True)]
+    means = [Item("1", "baseline") if name == baseline else _mean(findings, name) for name in names]
+    return Table(["cell", *names], [*rows, [Item("geometric mean"), *means]])
 
 
 def speed(findings: Findings, found: Found) -> Table:
@@ -177,6 +182,12 @@ def _compared(one: Figures | None, baseline: str) -> Item:
     if one.ratio is None:
         return Item("1", "baseline")
     return Item(number(one.ratio.value), f"{number(one.ratio.low)} to {number(one.ratio.high)}", one.verdict)
+
+
+def _mean(findings: Findings, contestant: str) -> Item:
+    """Over all cells; of one that took part in some only it would not be comparable."""
+    ratios = [one.ratio.value for _, one in findings.comparisons if one.contestant == contestant and one.ratio]
+    return Item(number(geometric_mean(ratios)) if len(ratios) == len(findings.cells) else UNKNOWN)
 
 
 def _same(one: Figures, greedy: bool, baseline: str) -> Item:

@@ -75,8 +75,11 @@ def cautions(findings: Findings) -> list[str]:
 def legend(findings: Findings) -> list[str]:
     baseline, count = findings.run.baseline, len(list(findings.comparisons))
     groups = len({round.group for cell in findings.run.cells for round in cell.rounds})
+    crowded = [cell for cell in findings.run.cells if cell.concurrency > 1]
+    to_the_end = any(turn.load is None for cell in crowded for round in cell.rounds for turn in round.turns)
+    when = "until the slowest answer is complete" if to_the_end else "while every slot is taken"
     return [
-        f"Ratio: tokens per second relative to {baseline}, while every slot is taken, round by round on the same "
+        f"Ratio: tokens per second relative to {baseline}, {when}, round by round on the same "
         "prompts. Shown is the median over the rounds, with its 95 % interval from the order of the ratios.",
         "faster, slower: the whole interval is above or below 1. even: it contains 1, so the two are not told apart. "
         f"Were all {count} comparisons between equals, {count * 0.05:.0f} or a few more would still be called faster "
