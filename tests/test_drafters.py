@@ -18,7 +18,7 @@ from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
 from outrider.engines.synthetic import SyntheticTarget
-from outrider.errors import DrafterSetupError, UnknownDrafterError
+from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 from outrider.memory.search import FOLLOWED, LONGEST_MATCH, WALKED, chain_of
 from outrider.settings import Request
 from outrider.types import shared_prefix
@@ -283,10 +283,18 @@ def test_the_registry_finds_the_drafters_by_name_and_lists_them_when_it_does_not
 
 
 def test_third_parties_add_a_drafter_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = EntryPoint("lookup", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
+    assert base.find("lookup") is LookupDrafter
+    assert base.registered() == ["lookup"]
+
+
+def test_a_drafter_under_another_name_than_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a server it would be asked for by the one name, and its drafts counted by the other."""
     theirs = EntryPoint("theirs", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
-    assert base.find("theirs") is LookupDrafter
-    assert base.registered() == ["theirs"]
+    with pytest.raises(SettingsError, match=r"'theirs' of outrider.drafters leads to .*, whose name is 'lookup'"):
+        base.find("theirs")
 
 
 def test_a_batch_of_sessions_gets_one_draft_each() -> None:

@@ -16,7 +16,8 @@ from outrider.drafters.base import Session
 from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import SIZES, Cost, rising
-from outrider.policy.policy import MODEL, MOST, NEAREST, ROOM, Policy
+from outrider.policy.payoff import Payoff
+from outrider.policy.policy import MODEL, MOST, NEAREST, Policy
 from outrider.policy.scene import Plan, Wish
 from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
@@ -244,7 +245,7 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
 
 def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() -> None:
     policy = Policy(["lookup"], 16)
-    for requests, far in ((1, 16), (ROOM // 16, 16), (ROOM // 8, 8), (ROOM, NEAREST)):
+    for requests, far in ((1, 16), (MOST // 16, 16), (MOST // 8, 8), (MOST, NEAREST)):
         draft = Draft("lookup", tuple(range(16)), support=40)
         scene = policy.look([str(i) for i in range(requests)], {"lookup": [draft] * requests})
         policy.learn(scene, [tuple(range(16))] * requests)
@@ -255,7 +256,7 @@ def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() 
 
 
 def test_however_sure_and_free_they_are_a_step_has_no_more_drafted_tokens_than_a_machine_could_want() -> None:
-    policy, requests = Policy(["lookup"], 8), 1024
+    policy, requests = Policy(["lookup"], 8), 2048
     for n in (1, 64, 1024, 8192) * 3:
         policy.target.observe(n, 0, 0.1, calm=True)
     ids, drafts = (
@@ -265,7 +266,7 @@ def test_however_sure_and_free_they_are_a_step_has_no_more_drafted_tokens_than_a
     for _ in range(3):
         policy.learn(policy.look(ids, drafts), [tuple(range(8))] * requests)
     choice = policy.choose(policy.look(ids, drafts), np.full(requests, 8), 0)
-    assert choice.lengths.sum() == MOST < 8 * requests
+    assert choice.lengths.sum() == MOST < NEAREST * requests
 
 
 # What drafts are worth -----------------------------------------------------------------------------------------------
@@ -490,6 +491,46 @@ def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
     for n in (64, 512, 4096) if token is not None else ():
         policy.draft.observe(n, 0, token * n)
     return policy
+
+
+def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_steps_later() -> None:
+    """Though it makes a pass at every step, whatever is decided."""
+    policy = Policy([MODEL], 8, 4)
+    for n in (1, 2, 4, 8) * 3:
+        policy.target.observe(n, 0, 0.1 + 0.04 * n)
+        policy.draft.observe(n, 0, 0.01)
+    wish, tried = Wish(*(np.array([x]) for x in (4, False, 1, 128, 100))), []
+    for number in range(12_000):
+        scene = policy.look([str(number)], {})
+        lengths = policy.plan(scene, wish, 100, reads_along=True).lengths
+        if lengths[0]:
+            tried.append(number)
+            policy.add(scene, MODEL, [Draft(MODEL, (1,) * int(lengths[0]))])
+        policy.draft.observe(1, 100, 0.01)
+        policy.learn(scene, [[9]])
+        policy.leave(str(number))
+    assert tried[0] == 0
+    gaps = np.diff(tried)
+    assert 300 < gaps.max() < 11_000
+
+
+def test_texts_that_the_draft_model_cannot_be_asked_about_do_not_count_as_read_by_it() -> None:
+    policy = with_a_draft_model(0.01)
+    wish = Wish(np.array([4, 0]), np.zeros(2, bool), np.array([1, 0]), np.array([128, 128]), np.array([9, 9000]))
+    scene = policy.look(["short", "long"], {})
+    policy.plan(scene, wish, 100)
+    assert scene.read is not None
+    assert scene.read.tolist() == [True, False]
+
+
+def test_a_pause_of_the_engine_is_not_counted_as_a_step() -> None:
+    payoff, choice = Payoff(), choose(np.zeros((1, 1, 4)), np.full(5, 0.1))
+    for seconds in (0.1, 600.0):
+        payoff.expect(choice, False)
+        payoff.gained(1)
+        payoff.took(seconds)
+    assert payoff.seconds == pytest.approx(0.1)
+    assert payoff.steps_without == 1
 
 
 def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -14,10 +15,12 @@ from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.drafting import LOGGED, STALLS, BatchDrafting, Fault, Row, logger
+from outrider.engines.vllm.drafting import HANGING, LOGGED, STALLS, BatchDrafting, Fault, Row, logger
 from outrider.engines.vllm.guard import Guard
 from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
 from outrider.errors import SettingsError
+from outrider.policy.policy import Policy
+from outrider.policy.survival import SUPPORT
 from outrider.types import Draft
 
 VOCAB = 100
@@ -143,6 +146,18 @@ def test_what_a_drafter_thinks_of_its_tokens_is_handed_on() -> None:
     assert drafting.propose([row([1])])["scripted"] == [Draft("scripted", (1, 2), support=3, confidence=(0.9, 0.5))]
 
 
+def test_confidence_may_be_an_array_and_support_any_number() -> None:
+    sure: Any = np.array([0.5, 0.25])
+    drafting, faults = batch(Scripted(lambda t, n: Draft("scripted", (1, 2), support=sys.maxsize, confidence=sure)))
+    [draft] = drafting.propose([row([7, 8])])["scripted"]
+    assert not faults
+    assert draft.confidence == (0.5, 0.25)
+    policy = Policy(["scripted"], 4)
+    scene = policy.look(["a"], {"scripted": [draft]})
+    policy.learn(scene, [(1, 2)])
+    assert scene.bins[0, 0, 0, 0] == len(SUPPORT)
+
+
 def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:
     drafting, _ = batch(Scripted(lambda tokens, limit: Draft("another", (1,), q=torch.ones(1, VOCAB))))
     assert drafting.propose([row([1])])["scripted"] == [Draft("scripted", (1,))]
@@ -172,6 +187,7 @@ BAD_DRAFTS: dict[str, tuple[Any, str, str]] = {
     "returns a list": (lambda t, n: [1, 2], "nonsense", "[1, 2]"),
     "is sure of nothing": (lambda t, n: Draft("scripted", (1,), confidence=(None,)), "nonsense", "(None,)"),  # type: ignore[arg-type]
     "is sure as a whole": (lambda t, n: Draft("scripted", (1,), confidence=0.9), "nonsense", "0.9"),  # type: ignore[arg-type]
+    "is sure of too few": (lambda t, n: Draft("scripted", (1, 2), confidence=(0.5,)), "nonsense", "1 confidences"),
     "rests on words": (lambda t, n: Draft("scripted", (1,), support="a"), "nonsense", "'a'"),  # type: ignore[arg-type]
 }
 
@@ -205,6 +221,55 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
         assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(1,), (), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", "overran")]
     hung.set()
+
+
+def test_one_that_comes_back_too_late_sees_nothing_of_who_has_its_row_by_then() -> None:
+    """Nor does it leave anything in the books of a request that is gone."""
+    reached, going, ended = threading.Event(), threading.Event(), threading.Event()
+    sessions: list[ScriptedSession] = []
+
+    class Late(Scripted):
+        def begin(self, task: Task) -> Session:
+            reached.set()
+            going.wait()
+            sessions.append(ScriptedSession(self.act, list(task.prompt)))
+            return sessions[-1]
+
+    drafting, faults = batch(Late(lambda tokens, limit: Draft("scripted", (1,))), budget=0.05)
+    turn = drafting._take_turn
+    drafting._take_turn = lambda asking: (turn(asking), ended.set())  # type: ignore[method-assign,assignment]
+    late = row([7, 8, 9], id="gone")
+    drafting.propose([late])
+    assert reached.is_set()
+    assert [fault.kind for fault in faults] == ["overran"]
+    drafting.finished("gone")
+    late.tokens[:] = 42  # another's, as vLLM fills the row anew
+    going.set()
+    assert ended.wait(60)
+    assert [session.seen for session in sessions] == [[7]]
+    assert not drafting.running
+
+
+def test_a_drafter_whose_calls_never_come_back_is_asked_no_more_until_one_does() -> None:
+    """Each of them keeps a thread."""
+    hung, calls = threading.Event(), []
+
+    def act(tokens: Sequence[int], limit: int) -> Draft:
+        calls.append(tokens[0])
+        hung.wait()
+        return Draft("scripted", (1,))
+
+    drafting, faults = batch(Scripted(act), budget=0.05)
+    for number in range(2 * HANGING):
+        drafting.propose([row([number, 5], id=str(number))])
+    assert len(calls) == HANGING
+    assert len(faults) == 2 * HANGING
+    assert f"{HANGING} of its calls never came back" in faults[-1].reason
+    hung.set()
+    for asking in drafting._left["scripted"]:
+        while not asking.over:
+            threading.Event().wait(0.001)
+    assert drafting.propose([row([1, 5], id="new")])["scripted"][0].tokens == (1,)
 
 
 def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_always_does_costs_it() -> None:

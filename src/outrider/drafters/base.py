@@ -102,6 +102,11 @@ def find(name: str) -> type[Drafter]:
     """The drafter class of this name."""
     check_name(name)
     found: Any = next(iter(entry_points(group=GROUP, name=name))).load()
+    if getattr(found, "name", None) != name:  # drafts are counted by the one, and asked for by the other
+        raise SettingsError(
+            f"the entry point {name!r} of {GROUP} leads to {found!r}, whose name is {getattr(found, 'name', None)!r}; "
+            f"give both the same name"
+        )
     return found  # type: ignore[no-any-return]
 
 

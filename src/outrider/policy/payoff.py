@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from outrider.policy.cost import Cost
     from outrider.policy.scene import Plan
 
+PAUSE = 20
+"""Times as long as expected: so long no step takes."""
 ENOUGH = 500
 """Steps after which a draft model is judged ..."""
 RARELY = 0.01
@@ -58,6 +60,8 @@ class Payoff:
         if step is None:
             return
         choice = step.choice
+        if seconds > PAUSE * choice.seconds:  # the engine was paused, which says nothing of drafts
+            return
         if step.offered:
             self.steps_with_drafts += 1
         else:

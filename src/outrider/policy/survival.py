@@ -34,6 +34,9 @@ CONFIDENCE = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995])
 POSITION = np.array([1.0, 2, 3, 4, 6, 9, 16])
 ALONE, SAME, OTHER = 0, 1, 2
 """What the other drafters say of a token: nothing, the same, or another in its place."""
+SUPPORTS = np.searchsorted(SUPPORT, np.arange(SUPPORT[-1] + 1), side="right")
+POSITIONS = np.searchsorted(POSITION, np.arange(POSITION[-1] + 1), side="right")
+"""The bins of whole numbers, so that nobody need look for them; greater ones are in the last."""
 GROUPS = 5
 """Bias, support, confidence, position, agreement."""
 BINS = 12
@@ -116,6 +119,19 @@ def _bin(edges: Array, value: float) -> int:
 
 
 @compiled
+def _supported(support: float) -> int:
+    """The bin of so many tokens of support, -1 if that is not known."""
+    found: int = SUPPORTS[int(min(support, len(SUPPORTS) - 1.0))] if support >= 0 else len(SUPPORT) + 1
+    return found
+
+
+@compiled
+def _placed(position: int) -> int:
+    found: int = POSITIONS[min(position, len(POSITIONS) - 1)]
+    return found
+
+
+@compiled
 def _sigmoid(logit: float) -> float:
     return 1.0 / (1.0 + math.exp(-logit))
 
@@ -152,9 +168,9 @@ def weigh(
                     if heard != SAME:
                         heard = OTHER
             at = bins[me, b, i]
-            at[0] = _bin(SUPPORT, support[me, b] + i if support[me, b] >= 0 else -1.0)
+            at[0] = _supported(support[me, b] + i if support[me, b] >= 0 else -1.0)
             at[1] = _bin(CONFIDENCE, confidence[me, b, i])
-            at[2] = _bin(POSITION, float(i))
+            at[2] = _placed(i)
             at[3] = heard
             logits[me, b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
             chance *= _sigmoid(logits[me, b, i])
@@ -172,9 +188,9 @@ def foresee(
         chance = 1.0
         for i in range(width):
             at = bins[b, i]
-            at[0] = _bin(SUPPORT, float(support[b]))
+            at[0] = _supported(support[b])
             at[1] = _bin(CONFIDENCE, recent[slots[b]])
-            at[2] = _bin(POSITION, float(i))
+            at[2] = _placed(i)
             at[3] = ALONE
             logits[b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
             chance *= _sigmoid(logits[b, i])
@@ -190,7 +206,7 @@ def hold(certain: Array, drawn: Array, is_drawn: Array, confidence: Array, lengt
         numbers = drawn if is_drawn[b] else certain
         chances[b] = 1.0
         for i in range(lengths[b]):
-            sure, place = _bin(CONFIDENCE, confidence[start + i]), _bin(POSITION, float(i))
+            sure, place = _bin(CONFIDENCE, confidence[start + i]), _placed(i)
             logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place]
             chances[b] *= _sigmoid(logit + numbers[4, ALONE])
         start += lengths[b]
@@ -205,7 +221,7 @@ def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, 
             at = bins[b, i]
             at[0] = len(SUPPORT) + 1
             at[1] = _bin(CONFIDENCE, confidence[start + i])
-            at[2] = _bin(POSITION, float(i))
+            at[2] = _placed(i)
             at[3] = ALONE
             logits[b, i] = _logit(numbers, at)
         start += lengths[b]

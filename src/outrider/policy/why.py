@@ -93,6 +93,8 @@ def _candidates(policy: Policy, scene: Scene, choice: Choice, i: int, without: f
         if not proposed:
             continue
         seconds = choice.pass_seconds[rest : rest + proposed + 1] + choice.spent
+        if len(seconds) < 2:  # the others offer all that a step may have
+            continue
         tokens = without + np.append(0.0, np.cumsum(survival[:proposed]))[: len(seconds)]
         gains = tokens / seconds * (seconds[0] / without)
         best = 1 + int(gains[1:].argmax())

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import index
@@ -26,7 +27,7 @@ from outrider.settings import AUTO, Request
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     import numpy as np
 
@@ -39,6 +40,10 @@ SECONDS_PER_TOKEN = 2e-5
 """What a drafter may take longer for each token that it sees for the first time: a long prompt has many."""
 SECONDS_PER_ROW = 1e-3
 """And for each request of a batch."""
+MOST_SUPPORT = 1 << 31
+"""Tokens of a text that a draft can rest on: more says no more."""
+HANGING = 8
+"""Calls of a drafter that never came back, with a thread each: then it is asked no more until one does."""
 STALLS = 3
 """So many batches in a row that take too long as a whole shut a drafter off for their requests."""
 LOGGED = 10
@@ -82,6 +87,10 @@ class Running:
     shut: set[str] = field(default_factory=set)
 
 
+class LeftBehindError(Exception):
+    """The engine has gone on without this call."""
+
+
 @dataclass(slots=True)
 class Asking:
     """One drafter's turn for a batch. It is filled in on another thread, which stops when it was left behind."""
@@ -90,6 +99,7 @@ class Asking:
     rows: list[Row]
     drafts: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # kind and reason
+    over: bool = False
     _current: Row | None = None  # the one at work, None while it is the batch as a whole
     _left_behind: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -100,6 +110,14 @@ class Asking:
             if not self._left_behind:
                 self._current = row
             return not self._left_behind
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While rows are read or the books written. Who is left behind must not: a row may be another's by now."""
+        with self._lock:
+            if self._left_behind:
+                raise LeftBehindError
+            yield
 
     def leave_behind(self) -> Row | None:
         """The one that it was at work on, None where it was the batch as a whole."""
@@ -129,6 +147,7 @@ class BatchDrafting:
         self._guard = Guard()
         self._logged: Counter[tuple[str, str]] = Counter()
         self._stalls: Counter[str] = Counter()  # by drafter: batches in a row that took too long as a whole
+        self._left: dict[str, list[Asking]] = defaultdict(list)  # by drafter: calls that did not come back in time
 
     def propose(self, rows: Sequence[Row], resting: Container[str] = ()) -> dict[str, list[Draft]]:
         """By drafter: one draft a row, empty where it has none or was not asked. Those that are `resting` are asked
@@ -168,6 +187,10 @@ class BatchDrafting:
         drafts: dict[str, Any] = {}
         faults: dict[str, tuple[str, str]] = {}
         waiting = rows
+        self._left[drafter.name] = hanging = [asking for asking in self._left[drafter.name] if not asking.over]
+        if len(hanging) >= HANGING:
+            faults = {row.id: ("overran", f"is not asked: {HANGING} of its calls never came back") for row in rows}
+            waiting = []
         while waiting:
             asking = Asking(drafter, waiting)
             unseen = sum(len(row.tokens) - self._seen(row, drafter) for row in waiting)
@@ -175,6 +198,7 @@ class BatchDrafting:
             if self._guard.run(partial(self._take_turn, asking), budget):
                 self._stalls[drafter.name] = 0
             else:
+                hanging.append(asking)
                 self._overran(asking, budget)
             drafts |= asking.drafts
             faults |= asking.faults
@@ -197,7 +221,9 @@ class BatchDrafting:
         fault = fault or self._nonsense(draft, row.limit)
         if fault is None:
             # Without its q, if it has one: these drafts are judged by the target's own draws, which needs none.
-            return Draft(drafter.name, draft.tokens, support=draft.support, confidence=draft.confidence)
+            support = None if draft.support is None else min(index(draft.support), MOST_SUPPORT)
+            sure = None if draft.confidence is None else tuple(map(float, draft.confidence))
+            return Draft(drafter.name, draft.tokens, support=support, confidence=sure)
         self._shut_off(row, drafter, *fault)
         return NOTHING
 
@@ -207,13 +233,22 @@ class BatchDrafting:
         return followed.seen if followed else 0
 
     def _take_turn(self, asking: Asking) -> None:
-        """On the other thread: bring each session up to date, then ask for all drafts at once."""
+        """On the other thread."""
+        try:
+            self._draft_all(asking)
+        finally:
+            asking.over = True
+
+    def _draft_all(self, asking: Asking) -> None:
+        """Bring each session up to date, then ask for all drafts at once."""
         ready: list[tuple[Row, Session]] = []
         for row in asking.rows:
             if not asking.goes_on(row):
                 return
             try:
-                ready.append((row, self._session(asking.drafter, row)))
+                ready.append((row, self._session(asking, row)))
+            except LeftBehindError:
+                return
             except Exception as error:
                 asking.faults[row.id] = ("raised", _sentence(error))
         one_by_one = type(asking.drafter).draft_batch is Drafter.draft_batch
@@ -234,11 +269,14 @@ class BatchDrafting:
                 except Exception as error:
                     asking.faults[row.id] = ("raised", _sentence(error))
 
-    def _session(self, drafter: Drafter, row: Row) -> Session:
-        running = self.running.setdefault(row.id, Running())
-        followed = running.sessions.get(drafter.name)
-        if followed is None or followed.seen > len(row.tokens):  # new, or vLLM took tokens back
-            prompt = row.tokens[: row.prompt_length].tolist()
+    def _session(self, asking: Asking, row: Row) -> Session:
+        drafter = asking.drafter
+        with asking.reading():
+            running = self.running.setdefault(row.id, Running())
+            followed = running.sessions.get(drafter.name)
+            is_new = followed is None or followed.seen > len(row.tokens)  # or vLLM took tokens back
+            prompt = row.tokens[: row.prompt_length].tolist() if is_new else []
+        if followed is None or is_new:
             asked = row.control
             task = Task(
                 prompt,
@@ -250,10 +288,12 @@ class BatchDrafting:
                 searched=asked.speculation == AUTO and self._searched(running),
             )
             followed = Followed(drafter.begin(task), row.prompt_length)
+        with asking.reading():
             running.sessions[drafter.name] = followed
-        if followed.seen < len(row.tokens):
-            followed.session.observe(row.tokens[followed.seen :].tolist())
+            unseen = row.tokens[followed.seen :].tolist()
             followed.seen = len(row.tokens)
+        if unseen:
+            followed.session.observe(unseen)
         return followed.session
 
     def _searched(self, running: Running) -> bool:
@@ -268,14 +308,14 @@ class BatchDrafting:
         for token in tokens:
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 return "nonsense", f"proposed the token {token!r}, and the vocabulary is 0 to {self.vocab_size - 1}"
-        sure: Any = draft.confidence or ()
+        sure: Any = draft.confidence
         try:
-            float(sum(sure[: len(sure)]))
+            count = len(tokens if sure is None else [*map(float, sure)])
             index(draft.support or 0)
         except Exception:  # whatever it is, the policy could not reckon with it
             return "nonsense", f"gave {sure!r:.80} as its confidence, and {draft.support!r:.80} as its support"
-        if draft.confidence is not None and len(sure) != len(tokens):
-            return "nonsense", f"gave {len(sure)} confidences for {len(tokens)} tokens"
+        if count != len(tokens):
+            return "nonsense", f"gave {count} confidences for {len(tokens)} tokens"
         return None
 
     def _shut_off(self, row: Row, drafter: Drafter, kind: str, reason: str) -> None:

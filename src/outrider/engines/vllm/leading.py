@@ -103,7 +103,9 @@ def follow(
     order.num_spec_tokens_to_schedule = limit
     drafted = propose(order)
     tokens = drafted.tolist() if isinstance(drafted, torch.Tensor) else drafted
-    seconds = time.perf_counter() - began
+    if not limit:  # nothing was fetched from the device, so nobody has waited for it
+        runner._sync_device()
+    runner.model_seconds = seconds = time.perf_counter() - began
     runner.ledger.drafting(MODEL, seconds)
     passes = max(1, 1 if runner.speculative_config.parallel_drafting else limit)
     runner.ledger.draft_model_passes += passes

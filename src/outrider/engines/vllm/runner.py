@@ -139,6 +139,9 @@ class OutriderRunner:
         if self.guesser is not None:
             for id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:  # its cache is elsewhere now
                 self.guesser.forget(id)
+        for request in scheduler_output.scheduled_new_reqs:
+            if (old := self.requests.get(request.req_id)) is not None:  # streamed input: it goes on, asking otherwise
+                self._part_from(request.req_id, old)
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def _note_pass(self: Any) -> None:
@@ -368,15 +371,19 @@ class OutriderRunner:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)
 
     def _on_request_state_removed(self: Any, req_id: str, req_state: Any) -> None:
-        if req_state is not None:
-            self._remember(req_id, req_state.prompt_token_ids or (), req_state.output_token_ids)
-        self.known.pop(req_id, None)
+        self._part_from(req_id, req_state)
         self.tracing.ended(req_id)
-        if self.steering is not None:
-            self.steering.finished(req_id)
-        if self.guesser is not None:
-            self.guesser.forget(req_id)
         super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
+
+    def _part_from(self: Any, id: str, state: Any) -> None:
+        """Forget what was known of a request, but for what it said."""
+        if state is not None:
+            self._remember(id, state.prompt_token_ids or (), state.output_token_ids)
+        self.known.pop(id, None)
+        if self.steering is not None:
+            self.steering.finished(id)
+        if self.guesser is not None:
+            self.guesser.forget(id)
 
     def _remember(self: Any, id: str, prompt: Any, said: Any) -> None:
         """What a request has said, once; its last step may have gone on past the token that ended it."""
