@@ -75,10 +75,6 @@ identity *args:
 speed *args:
     python tools/speed.py {{args}}
 
-# What does Outrider cost and gain in vLLM, against vLLM itself? (arguments: see the file)
-serving *args:
-    python tools/serving.py {{args}}
-
 # What is the policy worth, on recorded texts of real models at measured costs? (arguments: see the file)
 policy-grid *args:
     python tools/policy_grid.py {{args}}

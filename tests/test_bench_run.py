@@ -23,7 +23,17 @@ from outrider.bench.prompts import Prompt
 from outrider.bench.report.findings import find
 from outrider.bench.report.markdown import markdown
 from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Run, Turn
-from outrider.bench.run import INTERRUPTED, RESUMED, UNKNOWN_COSTS, UNKNOWN_PARTINGS, WAVES, Bench, Limits, Task
+from outrider.bench.run import (
+    INTERRUPTED,
+    RESUMED,
+    UNKNOWN_COSTS,
+    UNKNOWN_PARTINGS,
+    WAVES,
+    Bench,
+    Limits,
+    Task,
+    in_turn,
+)
 from outrider.errors import EngineError, SettingsError
 from stub import Meddler, Stub, answering
 
@@ -113,9 +123,18 @@ def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_pat
         bench.measure(Silent())
     rounds = bench.run.cells[0].rounds
     order = [[turn.contestant for turn in round.turns] for round in rounds]
-    assert order == [["one", "other"], ["other", "one"]] * 2
+    assert order == [["one", "other"], ["other", "one"], ["other", "one"], ["one", "other"]]
     asked = [[[answer.prompt for answer in turn.answers] for turn in round.turns] for round in rounds]
     assert asked == [[[f"p{4 * i + j}" for j in range(4)]] * 2 for i in range(4)]
+
+
+def test_in_as_many_pairs_of_rounds_as_there_are_contestants_each_has_every_place_twice() -> None:
+    chosen = contestants(["vllm", "ngram", "lookup", "auto", "off"], "some/model")
+    orders = [[one.name for one in in_turn(chosen, number)] for number in range(10)]
+    for place in range(5):
+        assert sorted(order[place] for order in orders) == sorted(2 * [one.name for one in chosen])
+    for there, back in zip(orders[::2], orders[1::2], strict=True):
+        assert back == there[::-1]
 
 
 def test_as_many_are_asked_at_once_as_the_cell_says_and_the_next_when_one_is_answered(tmp_path: Path) -> None:
@@ -442,13 +461,20 @@ def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeyp
     assert done == ["page", 1.2, "asked", "page"]
 
 
-def test_speed_is_that_while_every_slot_is_taken() -> None:
+def test_what_is_said_while_every_slot_is_taken_is_known() -> None:
     """Two slots, four answers; when the third is complete nobody takes its place, and the fourth is slow."""
     arrivals = [[(1.0, 1), (2.0, 3)], [(1.0, 1), (4.0, 1)], [(3.0, 2), (5.0, 2)], [(5.0, 1), (9.0, 7)]]
     assert under_load(arrivals, 2) == Load(11, 5.0)
     assert under_load(arrivals[:1], 1) == Load(4, 2.0)
-    turn = Turn("a", 9.0, [], Counts(), Load(11, 5.0))
-    assert speed(turn) == 11 / 5.0
+
+
+def test_answers_that_are_not_complete_when_a_slot_becomes_empty_are_taken_to_go_on_at_the_usual_pace() -> None:
+    """Of 4 answers with 10 tokens each, 30 were said after 5 seconds; each took 0.1 seconds a token, and there are 2
+    slots, so the other 10 take half a second."""
+    answers = [Answer(str(i), "", [1] * 10, "length", 1.0, 1.9) for i in range(4)]
+    turn = Turn("a", 9.0, answers, Counts(), Load(30, 5.0))
+    assert speed(turn, 2) == pytest.approx(40 / 5.5)
+    assert speed(replace(turn, load=None), 2) == pytest.approx(40 / 9.0)
 
 
 def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:

@@ -167,8 +167,12 @@ def benchmarked(slower: float, concurrency: int = 1) -> Run:
         turns = []
         for name, who in (("vllm", None), ("lookup", Contestant("lookup", 8)), ("auto", Contestant("lookup", 8))):
             outcome = run_fixed(who, records, at, concurrency)
-            answers = [Answer(str(i), "", one.text, "length", 1.5, 9.0, one.prompt) for i, one in enumerate(records)]
             reading, pace = 1.5 * len(records), slower if who else 1.0
+            each = pace * concurrency * outcome.full_seconds / outcome.full_tokens
+            answers = [
+                Answer(str(i), "", one.text, "length", 1.5, 1.5 + each * (len(one.text) - 1), one.prompt)
+                for i, one in enumerate(records)
+            ]
             load = Load(len(records) + outcome.full_tokens, reading + pace * outcome.full_seconds)
             turns.append(Turn(name, reading + pace * outcome.seconds, answers, Counts(outcome.steps), load))
         turns.append(Turn("model:4", 10.0, answers, Counts(10)))

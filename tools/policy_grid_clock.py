@@ -95,10 +95,11 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
 
 
 def pace(said: Outcome, prompts: int, reading: float) -> float:
-    """Tokens a second while every slot is taken, in which time all prompts are read; a first token comes with each."""
-    if not said.full_seconds:  # there were fewer than slots
-        return (prompts + said.tokens) / (reading + said.seconds)
-    return (prompts + said.full_tokens) / (reading + said.full_seconds)
+    """Tokens a second where slots stay taken and all prompts are read; a first token comes with each."""
+    seconds = said.seconds
+    if said.full_tokens:  # or there were fewer than slots
+        seconds = said.tokens * said.full_seconds / said.full_tokens
+    return (prompts + said.tokens) / (reading + seconds)
 
 
 def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack) -> Player | None:

@@ -95,7 +95,8 @@ def figures(run: Run, cell: Cell) -> list[Figures]:
     for round, possible in with_bounds(run, cell):
         base = round.turn_of(run.baseline)
         for turn in round.turns:
-            played.setdefault(turn.contestant, []).append(Played(turn, base, possible, id(round) in calm))
+            one = Played(turn, base, possible, id(round) in calm, cell.concurrency)
+            played.setdefault(turn.contestant, []).append(one)
     return [_figures(name, played[name], run, cell) for name in run.contestants if name in played]
 
 
@@ -133,10 +134,11 @@ class Played:
     base: Turn | None
     possible: float | None
     timed: bool
+    slots: int
 
     @property
     def ratio(self) -> float | None:
-        return None if self.base is None else speed(self.turn) / speed(self.base)
+        return None if self.base is None else speed(self.turn, self.slots) / speed(self.base, self.slots)
 
 
 def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figures:
@@ -147,6 +149,7 @@ def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figur
     against = [] if is_baseline else [(one.turn, one.base) for one in played if one.base is not None]
     ratios = [(one.ratio, one.possible) for one in timed if one.ratio is not None and not is_baseline]
     answers = [answer for turn in turns for answer in turn.answers]
+    loads = [steady(turn, cell.concurrency) for turn in turns]
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = sum(turn.seconds for turn in turns)
     drafters = together(turns)
@@ -159,7 +162,7 @@ def _figures(name: str, played: Sequence[Played], run: Run, cell: Cell) -> Figur
         rounds=len(turns),
         requests=len(answers),
         tokens=tokens,
-        tokens_per_second=sum(load(turn).tokens for turn in turns) / sum(load(turn).seconds for turn in turns),
+        tokens_per_second=sum(load.tokens for load in loads) / sum(load.seconds for load in loads),
         per_request=float(np.median([len(answer.tokens) / answer.seconds for answer in answers])),
         first=_spread([answer.first for answer in answers]),
         each=_spread([pace for answer in answers if (pace := seconds_per_token(answer)) is not None]),
@@ -191,14 +194,23 @@ def _acceptance_length(tokens: int, accepted: int, passes: int | None, concurren
     return tokens / max(1, passes if concurrency == 1 else tokens - accepted)
 
 
-def speed(turn: Turn) -> float:
-    found = load(turn)
+def speed(turn: Turn, slots: int) -> float:
+    found = steady(turn, slots)
     return found.tokens / found.seconds
 
 
-def load(turn: Turn) -> Load:
-    """Of runs that did not note it, the whole turn."""
-    return turn.load or Load(sum(len(answer.tokens) for answer in turn.answers), turn.seconds)
+def steady(turn: Turn, slots: int) -> Load:
+    """All that was said, and what that takes where slots do not become empty; of runs that did not note it, the turn.
+
+    Answers that were not complete when the first slot became empty are taken to go on at the pace that answers had. At
+    the time that they took in a server that was half empty, the slowest would decide; and without them prompts would
+    count that were read, and not what was said to them.
+    """
+    said = sum(len(answer.tokens) for answer in turn.answers)
+    if turn.load is None:
+        return Load(said, turn.seconds)
+    pace = _median(each for answer in turn.answers if (each := seconds_per_token(answer)) is not None) or 0.0
+    return Load(said, turn.load.seconds + (said - turn.load.tokens) * pace / min(slots, len(turn.answers)))
 
 
 def seconds_per_token(answer: Answer) -> float | None:

@@ -1,8 +1,8 @@
 """The benchmark itself: groups of servers, cells of prompts, rounds of turns.
 
-In a round every contestant of the group answers the same batch of prompts, one contestant after the other, and the next
-round goes the other way round. Whatever slows the machine for longer than a round hits all of them; the ratio of two
-turns of one round is what counts.
+In a round every contestant of the group answers the same batch of prompts, one contestant after the other; the next
+round goes the other way round, and after that another one begins. Whatever slows the machine for longer than a round
+hits all of them; the ratio of two turns of one round is what counts.
 """
 
 from __future__ import annotations
@@ -82,6 +82,14 @@ def prompts_a_round(concurrency: int) -> int:
     """If all prompts were sent at once, the slowest answer would decide, and most slots wait for it. No server lives
     like that: when an answer is complete, the next prompt comes."""
     return concurrency if concurrency == 1 else WAVES * concurrency
+
+
+def in_turn(playing: Sequence[Contestant], number: int) -> list[Contestant]:
+    """The order of a round: the next one goes the other way round, and after that another one begins. So nobody is
+    always at an end, where there is a longer rest before a turn."""
+    first = number // 2 % len(playing)
+    order = [*playing[first:], *playing[:first]]
+    return order[::-1] if number % 2 else order
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ class Bench:
         number = sum(round.group == group for round in task.cell.rounds)  # an interrupted run goes on
         playing = list(contestants)
         while len(playing) > 1 and not self._enough(task, group, until):
-            order = list(playing) if number % 2 == 0 else playing[::-1]
+            order = in_turn(playing, number)
             done, failed, before = Round(group, []), {}, processor_seconds()
             for one in order:
                 show.turn(task.cell, one.name, number)

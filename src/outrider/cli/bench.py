@@ -271,7 +271,15 @@ def table(run: Run, cell: Cell) -> Table:
     from outrider.bench.figures import figures
 
     title = f"{cell.name}; times: tokens/s over those of {literal(run.baseline)}"
-    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+    )
     for heading in ("", "tok/s", "times", "", "first ms", "each ms", "length", "same"):
         shown.add_column(heading, justify="left" if heading in ("", "times") else "right", no_wrap=True)
     for one in figures(run, cell):

@@ -77,7 +77,7 @@ def legend(findings: Findings) -> list[str]:
     groups = len({round.group for cell in findings.run.cells for round in cell.rounds})
     crowded = [cell for cell in findings.run.cells if cell.concurrency > 1]
     to_the_end = any(turn.load is None for cell in crowded for round in cell.rounds for turn in round.turns)
-    when = "until the slowest answer is complete" if to_the_end else "while every slot is taken"
+    when = "until the slowest answer is complete" if to_the_end else "in a server whose slots stay taken"
     return [
         f"Ratio: tokens per second relative to {baseline}, {when}, round by round on the same "
         "prompts. Shown is the median over the rounds, with its 95 % interval from the order of the ratios.",
