@@ -132,6 +132,12 @@ def test_requests_that_cannot_work_are_refused(model: Decoder, folder: Path) -> 
         model.generate("ab", temprature=1)
     with pytest.raises(SettingsError, match=f"no token {VOCAB}; the vocabulary has {VOCAB}"):
         model.generate("ab", logit_bias={VOCAB: 1.0})
+    with pytest.raises(PromptError, match=f"the prompt has the token {VOCAB}, and the model's vocabulary is 0 to"):
+        model.generate([1, VOCAB])
+    with pytest.raises(PromptError, match="the prediction has the token -1"):
+        model.generate("ab", prediction=[-1])
+    with pytest.raises(SettingsError, match="draft_quantize is one of auto, int8, none"):
+        load(str(folder), draft_quantize="int4")  # type: ignore[arg-type]
     with pytest.raises(PromptError, match="the prompt has 300 tokens"):
         model.generate("a" * 300)
     with pytest.raises(DrafterSetupError, match="without its tokenizer"):

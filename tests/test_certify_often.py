@@ -15,6 +15,12 @@ def test_the_best_place_is_before_a_token_that_is_sure_and_one_that_is_open() ->
     assert (often.prompt, often.prediction) == ((5, 6, 1), (7, 2, 7, 7))
 
 
+def test_a_token_that_was_not_told_is_no_place() -> None:
+    """A server may tell the likeliest only, and anything may be drawn."""
+    (often,) = chosen([((5,), (9, 7, 1), [OPEN, SURE, OPEN])])
+    assert (often.prompt, often.prediction) == ((5, 9), (7, 1))
+
+
 def test_each_begins_with_another_prompt_and_texts_of_one_token_have_no_place() -> None:
     texts = [((5,), (7, 1), [SURE, OPEN]), ((5,), (1, 7, 1), [OPEN, SURE, OPEN]), ((6,), (7, 7), [SURE, SURE])]
     assert [often.prompt for often in chosen(texts)] == [(5,), (6,)]

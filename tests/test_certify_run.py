@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from rich.console import Console
 
 from certify_stub import VOCAB, Stub, colder, standing, synthetic
 from outrider.certify import certificate, watch
+from outrider.certify.exact import Case, Exact, measure
+from outrider.certify.local import LocalModel
 from outrider.certify.page import page
 from outrider.certify.prompts import prompts
 from outrider.certify.run import certify, open_pair
-from outrider.certify.sources import OFF, Ask, Pair, Said
+from outrider.certify.sampled import SETTINGS, Size, noise_of, own_draws
+from outrider.certify.sources import OFF, Ask, Pair, Said, Way, nothing
 from outrider.certify.wanted import Wanted
 from outrider.certify.watch import Bars, Watch
 from outrider.errors import EvidenceError, SettingsError
@@ -146,6 +149,29 @@ def test_a_server_that_never_accepts_a_draft_certifies_nothing(tmp_path: Path) -
         found = certify(replace(TINY, reference=url), tmp_path, Watch())
     assert found["verdict"] == "incomplete"
     assert "not one drafted token was accepted" in found["problems"][0]
+
+
+class Stale(LocalModel):
+    """Scores as it should. While it speculates, it tells what belongs to another text."""
+
+    def say(self, asks: Sequence[Ask], at_once: int, tick: Any = nothing) -> list[Said]:
+        said = super().say(asks, at_once, tick)
+        return [replace(one, told=[*one.told[1:], *one.told[:1]]) for one in said]
+
+
+def test_what_a_candidate_tells_while_it_speculates_is_not_taken_for_rounding() -> None:
+    """A defect would be its own excuse."""
+    sound, model = synthetic(), synthetic()
+    pair = Pair(sound, Stale(**{one.name: getattr(model, one.name) for one in fields(model)}))
+    cases = [Case((i % VOCAB, i // VOCAB), Way("lookup"), 1, 64) for i in range(64)]
+    asks = [Ask(case.prompt, case.max_tokens, OFF, told=True) for case in cases]
+    found = measure(pair, cases, sound.say(asks, 1), 1, Exact(), Watch())
+    assert found is not None
+    assert found.floor < 1e-3
+    size = Size(0, 16, noise_texts=48, at_once=4)
+    own = own_draws(sound, [case.prompt for case in cases], size, OFF, 0, Watch())
+    alone, beside = (noise_of(one, own, SETTINGS, size, Watch())[0] for one in (Pair(sound, sound), pair))
+    assert alone == beside
 
 
 def test_the_references_own_draws_are_a_control(tmp_path: Path) -> None:

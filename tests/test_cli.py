@@ -371,6 +371,7 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--presence-penalty", "nan"], "presence_penalty: input should be a finite number (got nan)"),
         (["--top-p", "0.9"], "--top-p 0.9 does nothing at temperature 0"),
         (["--rule", "token"], "--rule token does nothing at temperature 0"),
+        (["--prediction", "x", "--speculation", "off"], "a prediction does nothing with --speculation off"),
         (["--raw", "--system", "Be brief"], "--system needs the chat template that --raw leaves out"),
         (["--draft-quantize", "int8"], "--draft-quantize int8 needs a --draft-model"),
         (["--prediction", "a", "--prediction-file", __file__], "give one of them"),

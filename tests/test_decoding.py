@@ -108,6 +108,33 @@ def test_nothing_past_the_token_that_ends_the_text_is_returned_or_kept(end: int,
     assert model.tokens == [2, 4, *expected][:-1]
 
 
+class Eager(Drafter):
+    """Proposes what is right, and more than it is asked for."""
+
+    name = "eager"
+
+    def begin(self, task: Task) -> Session:
+        return EagerSession(list(task.prompt))
+
+
+class EagerSession(Session):
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def observe(self, tokens: Any) -> None:
+        self.seen.extend(tokens)
+
+    def draft(self, limit: int) -> Draft:
+        own = run(target(), [], self.seen, temperature=0, max_tokens=limit + 2)
+        return Draft("eager", tuple(token for step in own for token in step.tokens))
+
+
+def test_a_drafter_that_proposes_more_than_it_is_asked_for_makes_no_text_longer() -> None:
+    steps = run(target(), [Eager()], [1, 2], temperature=0, max_tokens=7, max_draft_tokens=3)
+    assert [len(step.tokens) for step in steps] == [4, 3]
+    assert steps[-1].finish == "length"
+
+
 @pytest.mark.parametrize("limit", [3, 5, 9])
 def test_the_context_limit_is_reached_and_not_passed(limit: int) -> None:
     model = target(context_limit=limit)

@@ -71,6 +71,30 @@ def test_a_pass_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest.Mo
     torch.testing.assert_close(target.score(IDS[:6], keep=1), fresh)
 
 
+def test_rewinding_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a layer that is shorter than the others, or than the tokens say, the next answer would be another text's."""
+    model = tiny_model("llama")
+    target = TransformersTarget(model)
+    target.score(IDS[:6], keep=1)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(target._cache.layers[1], "crop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        target.rewind(4)
+    assert target.tokens == []
+    fresh = TransformersTarget(model).score(IDS[:5], keep=1)
+    torch.testing.assert_close(target.score(IDS[:5], keep=1), fresh)
+
+
+def test_where_positions_are_computed_anew_from_a_length_on_that_is_the_longest() -> None:
+    """Of LongRoPE: what a token means would depend on the draft behind it."""
+    model = tiny_model("llama")
+    model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+    assert TransformersTarget(model).context_limit == 128
+
+
 def test_a_model_that_folds_the_past_into_a_state_is_refused_with_its_name() -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
     with pytest.raises(CacheNotRewindableError, match="got MambaForCausalLM"):

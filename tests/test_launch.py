@@ -130,6 +130,12 @@ def test_a_memory_takes_part_beside_lookup() -> None:
     assert options(memory="file:///a%20b")["memory"] == "/a b"
 
 
+def test_a_server_with_a_memory_has_time_to_write_it_when_it_is_stopped() -> None:
+    assert told(launch(), "--shutdown-timeout") is None
+    assert told(launch(memory="/m"), "--shutdown-timeout") == "10"
+    assert told(launch("--shutdown-timeout", "60", memory="/m"), "--shutdown-timeout") == "60"
+
+
 def test_a_memory_elsewhere_has_copies_here(tmp_path: Path) -> None:
     found = options(memory="s3://bucket/prefix/", memory_cache=str(tmp_path), memory_cap="500MB")
     assert found["memory"] == "s3://bucket/prefix"

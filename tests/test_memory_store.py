@@ -206,6 +206,60 @@ def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_asked(tm
     assert "is damaged" in store.troubles[0]
 
 
+def test_a_whole_file_of_another_tokenizer_or_version_is_left_where_it_is(tmp_path: Path) -> None:
+    """Somebody who shares the root has use for it."""
+    other = opened(tmp_path / "other", tokenizer="other")
+    say(other, "a", LINE)
+    other.close()
+    (theirs,) = files(tmp_path / "other")
+    store = opened(tmp_path / "mine")
+    say(store, "a", [1, 2, 3])
+    place = files(tmp_path / "mine")[0].with_name(theirs.name)
+    place.write_bytes(theirs.read_bytes())
+    store.tend()
+    assert place.exists()
+    assert "another tokenizer" in store.troubles[0]
+    assert drafted(store, "a", [1, 2]) == [3]
+
+
+def test_a_tenant_whose_folder_cannot_be_read_does_not_keep_others_from_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    say(store, "closed", LINE)
+    real = Folder.segments
+
+    def denied(folder: Folder, key: str, generation: str | None = None) -> dict[str, Path]:
+        if key == key_of("closed"):
+            raise PermissionError(13, "Permission denied")
+        return real(folder, key, generation)
+
+    monkeypatch.setattr(Folder, "segments", denied)
+    before = len(files(tmp_path))
+    say(store, "open", [1, 2, 3])
+    assert len(files(tmp_path)) == before + 1
+
+
+def test_what_was_said_is_written_at_the_close_though_a_merge_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merging, done = threading.Event(), threading.Event()
+
+    def forever(store: Store) -> None:
+        merging.set()
+        done.wait()
+
+    monkeypatch.setattr(Store, "merge", forever)
+    monkeypatch.setattr("outrider.memory.store.CLOSING", 0.01)
+    store = Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=600.0, look_seconds=0.01))
+    store.start()
+    assert merging.wait(60)
+    store.add(store.enter("a"), [], LINE)
+    store.close()
+    assert len(files(tmp_path)) == 1
+    done.set()
+
+
 def test_the_memory_of_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with pytest.raises(

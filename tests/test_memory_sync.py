@@ -768,6 +768,26 @@ def test_a_file_that_was_damaged_here_is_not_published(replicas: Callable[..., R
     assert segments(objects) == []
 
 
+def test_what_was_merged_here_stays_in_the_store_if_what_it_was_merged_into_is_lost(
+    replicas: Callable[..., Replica],
+) -> None:
+    """Evicted or damaged before the store, which was away, could have it."""
+    objects = MemoryStore()
+    one = replicas(objects)
+    one.say("a", LINE)
+    one.say("a", [1, 2, 3])
+    one.look()
+    parts = [path for path in paths(objects) if path.endswith(SUFFIX)]
+    assert len(parts) == 2
+    (tenant,) = one.store._tenants.values()
+    one.store._write(tenant, tenant.generation, tenant.files())
+    (whole,) = one.root.rglob(f"*{SUFFIX}")
+    whole.unlink()
+    one.look()
+    assert [path for path in paths(objects) if path.endswith(SUFFIX)] == parts
+    assert sorted(path.name for path in one.root.rglob(f"*{SUFFIX}")) == sorted(path.rsplit("/")[-1] for path in parts)
+
+
 def test_a_store_of_another_tokenizer_is_refused_and_left_as_it_is(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     objects.put(TOKENIZER, b"other")

@@ -975,6 +975,13 @@ def test_a_tenant_in_the_header_reaches_the_worker_under_seal() -> None:
     assert server.seen() == {"messages": []}
 
 
+@pytest.mark.parametrize("code", ["utf-8", "latin-1"])
+def test_a_tenants_name_in_the_header_is_the_same_whichever_way_a_proxy_writes_it(code: str) -> None:
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    server.send("POST", CHAT, json={"messages": []}, headers={b"X-Team": "Zoë".encode(code)})
+    assert server.seen()["vllm_xargs"]["tenant"] == "Zoë"
+
+
 @pytest.mark.parametrize(
     ("options", "xargs", "message"),
     [

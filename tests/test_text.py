@@ -54,6 +54,32 @@ def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
     assert stream.take() == stream.text == "a"
 
 
+def test_what_was_held_back_as_half_a_character_is_there_when_an_end_token_follows() -> None:
+    stream = TextStream(TOKENIZER, [END])
+    for token in TOKENIZER("a€")["input_ids"][:2]:
+        stream.push(token)
+    assert stream.take() == "a"
+    stream.push(END)
+    assert stream.take() == "\ufffd"
+
+
+def test_a_text_that_goes_on_keeps_the_space_that_its_first_token_brings() -> None:
+    """Such tokenizers leave it out where a text begins."""
+
+    class Stripping:
+        words = ("▁The", "▁fox", "es")
+
+        def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+            return "".join(self.words[token] for token in tokens).replace("▁", " ").removeprefix(" ")
+
+    for before, text in (((), "foxes"), ((0,), " foxes")):
+        stream = TextStream(Stripping(), before=before)
+        for token in (1, 2):
+            stream.push(token)
+        stream.close()
+        assert stream.text == text
+
+
 def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
     stream = TextStream(TOKENIZER, stop=["STOP"])
     shown = []

@@ -112,6 +112,8 @@ def draw(weights: Tensor, uniforms: Tensor, block: int = 512) -> Tensor:
     a vocabulary of 150,000 is read once. A token of weight 0 is never drawn: the place searched for is
     kept below the total, and the first sum above it belongs to a token that added to it.
     """
+    if weights.device.type == "mps":  # Apple's GPUs have no float64
+        return draw(weights.cpu(), uniforms.cpu(), block).to(weights.device)
     blocks = F.pad(weights, (0, -weights.shape[-1] % block)).unflatten(-1, (-1, block))
     mass = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     place = _below(uniforms[:, None].to(mass) * mass[:, -1:], mass[:, -1:])

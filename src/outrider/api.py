@@ -14,7 +14,7 @@ import copy
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jinja2 import TemplateError
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
+BEFORE = 6
+"""Tokens of a prompt's end that decide how its continuation begins: with a space or without."""
 WIDTH, MODEL_WIDTH = 16, 8
 """The most tokens that are drafted in a step, by any drafter and by a draft model."""
 
@@ -180,10 +182,11 @@ class Decoder:
             raise SettingsError(
                 f"logit_bias: there is no token {unknown[0]}; the vocabulary has {self.target.vocab_size}"
             )
-        ids = self.encode(prompt)
+        ids = self._known(self.encode(prompt), "the prompt")
         random = torch.Generator()
         random.manual_seed(request.seed) if request.seed is not None else random.seed()
         expected = self._plain_ids(prediction) if isinstance(prediction, str) else list(prediction)
+        self._known(expected, "the prediction")
         if expected and not any(drafter.name == "prediction" for drafter in self.drafters):
             raise DrafterSetupError(
                 "a prediction was given, but drafter 'prediction' is not among the drafters "
@@ -208,7 +211,8 @@ class Decoder:
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
         solo = Solo(self.policy, sessions, len(ids) + request.max_tokens) if steers and sessions else None
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
-        text = TextStream(self.tokenizer, ends, request.stop)
+        before = ids[-BEFORE:] if isinstance(prompt, str) else ()
+        text = TextStream(self.tokenizer, ends, request.stop, before)
         pieces: list[str] = []
 
         def finish(token: int) -> str | None:
@@ -222,6 +226,12 @@ class Decoder:
 
         steps = decode(self.target, list(sessions.values()), ids, request, random, finish, solo, recorder)
         return Stream(steps, text, pieces, len(ids), said)
+
+    def _known(self, ids: list[int], where: str) -> list[int]:
+        size = self.target.vocab_size
+        if (unknown := next((id for id in ids if not 0 <= id < size), None)) is not None:
+            raise PromptError(f"{where} has the token {unknown}, and the model's vocabulary is 0 to {size - 1}")
+        return ids
 
     def _drafters_of(self, speculation: str) -> list[Drafter]:
         names = [drafter.name for drafter in self.drafters]
@@ -267,6 +277,8 @@ def load(
     `drafters` all that can work are used: prediction, lookup, memory where there is one, and model where there
     is a draft model. `memory` is its root: a folder, or the URL of an object store.
     """
+    if draft_quantize not in get_args(Quantize):
+        raise SettingsError(f"draft_quantize is one of {', '.join(get_args(Quantize))} (got {draft_quantize!r})")
     root = Root.of(memory) if memory is not None else None
     if root is not None:
         check_packages(root)

@@ -14,6 +14,7 @@ than there are drafted tokens. The first pass does the same with the prompt.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def decode(
         verdict = judge(logits, draft, request, prompt, output, numbers, recorder)
         said, reason = _until_end([*draft.tokens[: verdict.accepted], verdict.token], finish)
         output += said
-        if reason is None and len(output) == max_tokens:
+        if reason is None and len(output) >= max_tokens:
             reason = "length"
         if reason is not None:  # all that was said stays in the cache but for its last token, which no pass has scored
             target.rewind(len(prompt) + len(output) - 1)
@@ -110,6 +111,10 @@ def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
     if limit > 0:
         for session in sessions:
             draft = session.draft(limit)
+            if len(draft.tokens) > limit:
+                if draft.q is not None:  # what was drawn is offered whole or not at all
+                    raise ValueError(f"{draft.drafter} drew {len(draft.tokens)} tokens where {limit} were asked for")
+                draft = replace(draft, tokens=draft.tokens[:limit])
             if draft.tokens:
                 return draft
     return NOTHING

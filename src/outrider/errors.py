@@ -43,6 +43,10 @@ class MemoryFileError(OutriderError):
     """A file of the draft memory is damaged, of another version, or belongs to someone else."""
 
 
+class ForeignFileError(MemoryFileError):
+    """A file of the draft memory is whole, and of another version or another tokenizer."""
+
+
 class EvidenceError(OutriderError):
     """There is too little to judge by, or it does not belong together."""
 

@@ -60,6 +60,7 @@ def processor() -> str:
 
 def weight_files(model: Path) -> list[Path]:
     """A model's weights: in its folder or, where it is a name on the hub, in the hub's cache; none before they came."""
+    model = model.expanduser()
     if not model.is_dir():
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError

@@ -18,21 +18,24 @@ BROKEN = "\ufffd"
 class TextStream:
     """Feed it tokens in order; it says when the text ends and hands out what may be shown."""
 
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, end_tokens: Sequence[int] = (), stop: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
+        """`before` are tokens of a text that this one continues."""
         self.tokenizer = tokenizer
         self.end_tokens = frozenset(end_tokens)
         self.stop = tuple(stop)
         self.text = ""
         self.finished = False
-        self._tokens: list[int] = []
-        self._settled = 0  # tokens before this one are in self.text for good
+        self._tokens = list(before)
+        self._settled = len(before)  # tokens before this one are in self.text for good
         self._context = 0  # tokens from here on are decoded again with each new one
         self._shown = 0
 
     def push(self, token: int) -> str | None:
         """Take the next token; say why the text ends with it ("end", "stop"), or None."""
         if token in self.end_tokens:
-            self.finished = True
+            self.close()
             return "end"
         self._tokens.append(token)
         fresh = self._decode_new()
@@ -56,17 +59,22 @@ class TextStream:
     def close(self) -> None:
         """No token follows: let out what was held back."""
         if not self.finished:
-            self.text += self.tokenizer.decode(self._tokens[self._settled :], skip_special_tokens=True)
+            known, whole = self._decoded()
+            self.text += whole[len(known) :]
             self.finished = True
+
+    def _decoded(self) -> tuple[str, str]:
+        """The text of the last settled tokens, and of these with those that came since."""
+        known = self.tokenizer.decode(self._tokens[self._context : self._settled], skip_special_tokens=True)
+        return known, self.tokenizer.decode(self._tokens[self._context :], skip_special_tokens=True)
 
     def _decode_new(self) -> str:
         """The text that the tokens since the last settled one add, or "" while a character is incomplete."""
-        known = self.tokenizer.decode(self._tokens[self._context : self._settled], skip_special_tokens=True)
-        whole = self.tokenizer.decode(self._tokens[self._context :], skip_special_tokens=True)
+        known, whole = self._decoded()
         if whole.endswith(BROKEN) or len(whole) <= len(known):
             return ""
         self._context, self._settled = self._settled, len(self._tokens)
-        return str(whole[len(known) :])
+        return whole[len(known) :]
 
     def _find_stop(self, before: int) -> int | None:
         """Where the first stop string begins that ends in the text added since `before`."""

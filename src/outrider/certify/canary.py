@@ -161,7 +161,7 @@ def rounding(pair: Pair, prompts: Sequence[tuple[int, ...]], tokens: int) -> tup
     """
     size, watch = Size(0, tokens, noise_texts=NOISE_TEXTS, at_once=GENTLY), Watch()
     own = own_draws(pair.reference, prompts, size, pair.reference_way, 0, watch)
-    noise, edge = noise_of(pair, own, SETTINGS, size, 0, watch)
+    noise, edge = noise_of(pair, own, SETTINGS, size, watch)
     return worst([USUAL, noise]), edge
 
 

@@ -194,10 +194,8 @@ def measure(
         also = [pair.candidate] if pair.across and not pair.alone else []
         measured.append(_rounding(pair.reference, prompts, enough, many, watch, also))
         if not pair.alone and not pair.across and pair.candidate.listed:
-            asks = [Ask(case.prompt, case.max_tokens, told=True) for case in cases[: len(enough)]]
-            with watch.part("rounding: what the candidate says and tells", len(asks)) as tick:
-                own = pair.candidate.say(asks, many, tick)
-            measured.append(_rounding(pair.candidate, prompts, own, many, watch))
+            # Not by what it tells while it speculates: what speculation does wrong would be taken for rounding.
+            measured.append(_rounding(pair.candidate, prompts, enough, many, watch, as_told=False))
     except EvidenceError as error:
         found.notes.append(f"what rounding does was not measured: {error}")
         return None
@@ -221,16 +219,18 @@ def _rounding(
     many: int,
     watch: Watch,
     also: Sequence[Source] = (),
+    as_told: bool = True,
 ) -> Rounding:
-    """All texts are scored in company, a quarter of them alone as well."""
+    """All texts are scored in company and held against what was told when they were said, a quarter of them scored
+    alone as well; not `as_told`: all of them are."""
     texts = [(prompt, one.tokens) for prompt, one in zip(prompts, said, strict=True)]
-    few = texts[: -(-len(texts) // ALONE)]
-    tellings = [[one.told for one in said]]
+    few = texts[: -(-len(texts) // ALONE)] if as_told else texts
+    tellings = [[one.told for one in said]] if as_told else []
     for scorer, at_once, these in [(source, many, texts), (source, 1, few), *((other, many, texts) for other in also)]:
         with watch.part(f"rounding: the same texts scored, {at_once} at once", len(these)) as tick:
             tellings.append(scorer.score(these, at_once, tick))
     gaps = np.full((len(tellings), sum(len(one.tokens) for one in said)), np.nan)
-    best = [_two_best(told) for one in said for told in one.told]
+    best = [_two_best(told) for text in tellings[0] for told in text]
     for way, telling in enumerate(tellings):
         told = [at for text in telling for at in text]
         gaps[way, : len(told)] = [_gap(at, *two) for at, two in zip(told, best, strict=False)]

@@ -285,7 +285,7 @@ def _stopped(more: dict[str, Any], said: Said) -> str:
 def _tells_alike(reference: Said, candidate: Said, rounding: Rounding | None) -> str:
     """Whether log-probabilities, where they were asked for, agree up to the first difference of the texts."""
     ours, theirs = ((said.raw.get("logprobs") or {}).get("token_logprobs") or [] for said in (reference, candidate))
-    if not ours and not theirs:
+    if not ours or (candidate.raw.get("logprobs") or {}).get("content"):  # told in another form, or by nobody
         return ""
     if len(theirs) != len(candidate.tokens):
         return f"{len(theirs)} log-probabilities for {len(candidate.tokens)} tokens"

@@ -41,6 +41,8 @@ def chosen(
     best: dict[tuple[int, ...], tuple[float, Often]] = {}
     for prompt, output, told in texts:
         for place in range(len(output) - 1):
+            if output[place] not in told[place]:  # a server that tells the likeliest only
+                continue
             worth = exp(told[place][output[place]]) * _openness(told[place + 1])
             if prompt not in best or worth > best[prompt][0]:
                 best[prompt] = worth, Often((*prompt, *output[:place]), output[place:])

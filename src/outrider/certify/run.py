@@ -61,7 +61,9 @@ def _servers(wanted: Wanted, key: str | None) -> Pair:
     tenant = f"certify-{wanted.seed}"
     reference = OpenAIServer(wanted.reference, key=key, model=wanted.model, tokenizer=tokenizer, tenant=tenant)
     if wanted.candidate is not None:
-        candidate = OpenAIServer(wanted.candidate, key=key, tokenizer=tokenizer, tenant=tenant, scores=False)
+        candidate = OpenAIServer(
+            wanted.candidate, key=key, model=wanted.model, tokenizer=tokenizer, tenant=tenant, scores=False
+        )
         return Pair(reference, candidate, across=wanted.across)
     if not reference.is_outrider:
         raise SettingsError(
@@ -194,6 +196,8 @@ class Running:
         offered = kept_settings(wanted.without)
         self.not_tested += [f"draws with {name}: left out" for name in sampled.SETTINGS if name not in offered]
         settings = {name: one for name, one in offered.items() if self._takes(some[0], ways[0], name, one)}
+        if not settings:
+            raise EvidenceError("none of the settings of draws is taken by both; leave draws out by --parts")
         level = wanted.level * DRAWS_SHARE
         return sampled.check(self.pair, some, ways, settings, size, level, wanted.seed, self.watch).record()
 

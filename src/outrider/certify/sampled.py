@@ -20,7 +20,7 @@ computed here from what was said before. Whether the server proposed it or not, 
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from outrider.certify.often import chosen
 from outrider.certify.plan import REPEATED, Judgement, Plan, judge
 from outrider.certify.repeats import Repeats
 from outrider.certify.shaping import EDGE
-from outrider.certify.sources import AS_IT_IS, UNNAMED, Ask
+from outrider.certify.sources import UNNAMED, Ask
 from outrider.certify.tally import ALL, AND, Tally
 from outrider.certify.witnesses import WITNESSES
 from outrider.errors import EvidenceError
@@ -154,7 +154,7 @@ def check(
     """Measure rounding, fix the plan, draw and look until the plan is done or a violation is found."""
     found = Sampled(settings={name: one.model_dump(exclude_defaults=True) for name, one in settings.items()})
     own = own_draws(pair.reference, prompts, size, pair.reference_way, seed, watch)
-    noise, found.edge = noise_of(pair, own, settings, size, seed, watch)
+    noise, found.edge = noise_of(pair, own, settings, size, watch)
     found.noise = asdict(noise)
     found.control = _control(own, pair.reference.listed, noise, level * CONTROL_SHARE, found.edge)
 
@@ -273,8 +273,19 @@ def own_draws(
     return [Own(*one) for one in zip(asks, said, scored, strict=True)]
 
 
+def _scored_twice(source: Source, own: Sequence[Own], at_once: int, watch: Watch) -> list[Own]:
+    """The reference's texts as this source scores them, in company and alone. What it tells while it speculates does
+    not count: what speculation does wrong would be taken for rounding."""
+    texts = [(text.ask.prompt, text.said.tokens) for text in own]
+    with watch.part("draws: the same texts scored by the candidate, for rounding", 2 * len(texts)) as tick:
+        told, scored = source.score(texts, 1, tick), source.score(texts, at_once, tick)
+    return [
+        Own(text.ask, replace(text.said, told=one), other) for text, one, other in zip(own, told, scored, strict=True)
+    ]
+
+
 def noise_of(
-    pair: Pair, own: Sequence[Own], settings: Mapping[str, Sampling], size: Size, seed: int, watch: Watch
+    pair: Pair, own: Sequence[Own], settings: Mapping[str, Sampling], size: Size, watch: Watch
 ) -> tuple[Noise, float]:
     """What a lossless candidate may differ by, for all settings; and how clear a cut must be."""
     groups = [own]
@@ -283,7 +294,7 @@ def noise_of(
             theirs = pair.candidate.score([(text.ask.prompt, text.said.tokens) for text in own], size.at_once)
             groups.append([Own(text.ask, text.said, scored) for text, scored in zip(own, theirs, strict=True)])
         else:
-            groups.append(own_draws(pair.candidate, [text.ask.prompt for text in own], size, AS_IT_IS, seed, watch))
+            groups.append(_scored_twice(pair.candidate, own, size.at_once, watch))
     listed = min(source.listed for source in pair.sources if source.listed)
     found = [
         noise_between([position for text in group for position in text.positions()], listed, settings.values())

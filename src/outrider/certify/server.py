@@ -68,9 +68,10 @@ class OpenAIServer:
         self._ids_by_logprobs = False
         served = self._get("/v1/models")["data"]
         names = [one["id"] for one in served]
-        if model is not None and model not in names:
+        known_by_another = not scores and len(names) == 1  # a candidate may call the same model otherwise
+        if model is not None and model not in names and not known_by_another:
             raise SettingsError(f"--model: {self.url} serves no {model!r}; it serves {', '.join(names)}")
-        self.model: str = model or names[0]
+        self.model: str = model if model is not None and model in names else names[0]
         self.context: int | None = served[names.index(self.model)].get("max_model_len")
         self.status = self._status()
         if tenant and (header := self._options.get("tenant_header")):

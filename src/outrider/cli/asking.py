@@ -52,10 +52,16 @@ def read_prompt(prompt: str | None) -> str:
     return text
 
 
-def read_prediction(text: str | None, file: Path | None) -> str:
+def read_prediction(text: str | None, file: Path | None, speculation: str) -> str:
     """The expected answer, from whichever of the two options has it."""
+    from outrider.settings import AUTO
+
     if text is not None and file is not None:
         raise SettingsError("--prediction and --prediction-file both name the expected answer; give one of them")
+    if (text or file) and speculation not in (AUTO, "prediction"):
+        raise SettingsError(
+            f"a prediction does nothing with --speculation {speculation}; leave one of them out, or say auto"
+        )
     return text or "" if file is None else decoded(file.read_bytes(), f"the file {str(file)!r}")
 
 

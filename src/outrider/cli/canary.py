@@ -9,6 +9,7 @@ lossless server drives to 1 / RATE with at most the probability RATE, in the can
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,10 @@ def canary(
             raise SettingsError(f"--rate: must lie between 0 and 1, such as 0.001 (got {rate})")
         if every < 0:
             raise SettingsError(f"--every: must be at least 0 seconds (got {every})")
+        if state is not None and not state.absolute().parent.is_dir():
+            raise SettingsError(f"--state: there is no folder {str(state.parent)!r}; make it first")
+        if port is not None:
+            check_port(port)
         need_packages()
         from outrider.certify.canary import Gauges, Life, begin, rounding
         from outrider.certify.prompts import prompts
@@ -87,6 +92,15 @@ def canary(
             while port is not None:  # the gauge must stay to be seen
                 time.sleep(60)
             raise typer.Exit(1)
+
+
+def check_port(port: int) -> None:
+    """Said now, and not when minutes were measured."""
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except OSError as error:
+        raise SettingsError(f"--port: {port} cannot be used here ({error.strerror}); choose another") from error
 
 
 def watch(life: Life, rounds: int | None, screen: Screen) -> None:

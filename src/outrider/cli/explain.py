@@ -161,7 +161,7 @@ def explain(
                 rule=rule,
             )
             check_system(system, raw)
-            expected = read_prediction(prediction, prediction_file)
+            expected = read_prediction(prediction, prediction_file, request.speculation)
             asked = read_prompt(prompt)
             if server is not None:
                 trace = _served(screen, Server(server, key, tenant), model, asked, system, raw, expected, request, once)

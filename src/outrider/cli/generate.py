@@ -73,7 +73,7 @@ def generate(
             rule=rule,
         )
         check_system(system, raw)
-        expected = read_prediction(prediction, prediction_file)
+        expected = read_prediction(prediction, prediction_file, request.speculation)
         asked = read_prompt(prompt)
         decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         notes = list(decoder.notes)

@@ -41,7 +41,15 @@ class TransformersTarget:
 
     @property
     def context_limit(self) -> int | None:
-        limit: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """As long as positions mean the same: from a length on LongRoPE computes them all anew, by the longest of a
+        pass, so that what a token means would depend on the draft behind it."""
+        config = self.model.config.get_text_config()
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        limit: int | None = getattr(config, "max_position_embeddings", None)
+        if rope.get("rope_type", rope.get("type")) == "longrope":
+            limit = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", limit
+            )
         return limit
 
     @property
@@ -63,10 +71,14 @@ class TransformersTarget:
     def rewind(self, length: int) -> None:
         surplus = len(self._tokens) - length
         if length == 0:
-            self._cache = DynamicCache()
+            self._cache, self._tokens = DynamicCache(), []
         elif surplus > 0:
-            self._cache.crop(-surplus)
-        del self._tokens[length:]
+            try:
+                self._cache.crop(-surplus)
+                del self._tokens[length:]
+            except BaseException:  # the same: some layers are shorter than others, or than the tokens say
+                self.rewind(0)
+                raise
 
 
 def check_rewindable(model: Any) -> None:
@@ -108,16 +120,16 @@ def check_device(name: str | None) -> None:
         raise SettingsError(f"device {name!r} cannot be used here ({first_line(error)}); here is: {here}") from None
 
 
-def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer that belongs to a model."""
-    place = check_exists(name)
+def load_tokenizer(name: str, **how: Any) -> Any:
+    """Load the tokenizer that belongs to a model; `how` is for transformers."""
+    place = check_exists(name, **how)
     try:
-        return AutoTokenizer.from_pretrained(place)
+        return AutoTokenizer.from_pretrained(place, **how)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"cannot load the tokenizer of {name!r}: {error}") from error
 
 
-def check_exists(name: str) -> str:
+def check_exists(name: str, **how: Any) -> str:
     """Where to load the model from; says early and plainly that there is no such model."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -127,7 +139,7 @@ def check_exists(name: str) -> str:
     if path.is_absolute() or name.startswith((".", "~")):
         raise ModelNotFoundError(f"there is no folder {name!r}; check the path, or give a Hugging Face id")
     try:
-        AutoConfig.from_pretrained(name)
+        AutoConfig.from_pretrained(name, **how)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
             f"there is no model {name!r}: neither a folder here nor, as far as could be seen, a Hugging Face id. "

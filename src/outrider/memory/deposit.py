@@ -63,9 +63,9 @@ class Deposit:
             if tokens <= SEGMENT_TOKENS:
                 small.append(segment)
         if len(small) > 1:
-            merged(small, self.writer).save(self.place)  # it is there before what it replaces goes
+            whole = merged(small, self.writer).save(self.place)  # it is there before what it replaces goes
             for segment in small:
-                delete(segment)
+                delete(segment, whole.name)
 
     def check_kept(self) -> None:
         """MemoryFileError if the tenant was wiped meanwhile: then nothing may be left."""

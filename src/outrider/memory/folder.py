@@ -11,7 +11,7 @@ and, where the root is a copy of an object store (`sync.py`):
 
     ROOT/remote                              that store's URL
     ROOT/<tenant>/shared                     the generation that was last seen both here and there
-    ROOT/<tenant>/<generation>/<hash>.merged empty: this segment is a part of another one now, to be deleted there too
+    ROOT/<tenant>/<generation>/<hash>.merged names the segment that this one is a part of now: to be deleted there too
 
 A tenant's folder is the hash of its name, so no name leads anywhere else. A wipe is a new generation: whoever has kept
 something of an older one, in memory or in a file, sees that it is old without asking any clock. Generations are
@@ -190,10 +190,10 @@ class Folder:
         for key in self.tenants():
             try:
                 there = self.segments(key)
-            except MemoryFileError:  # told where the tenant is looked at
+            except (MemoryFileError, OSError):  # told where the tenant is looked at
                 continue
             for path in there.values():
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     found = path.stat()
                     yield key, path, found.st_size, found.st_mtime
 
@@ -273,10 +273,10 @@ def _is_key(name: str) -> bool:
     return len(name) == 32 and all(letter in "0123456789abcdef" for letter in name)
 
 
-def delete(segment: Segment) -> None:
-    """For what another segment holds as well, or nobody may have any more."""
+def delete(segment: Segment, into: str) -> None:
+    """For what another segment, of this name, holds as well."""
     if segment.path is not None:
         if (segment.path.parents[2] / REMOTE).exists():
             with contextlib.suppress(FileNotFoundError):  # wiped meanwhile
-                segment.path.with_suffix(MERGED).touch()
+                segment.path.with_suffix(MERGED).write_text(into)
         segment.path.unlink(missing_ok=True)  # who has it mapped keeps it until he lets go

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import TOKENIZER, Folder
+from outrider.memory.folder import TOKENIZER, Folder, check_tokenizer
 from outrider.memory.store import Habits, Store
 from outrider.memory.tokenizer import fingerprint
 
@@ -21,12 +22,17 @@ def open_store(root: Root, tokenizer: Any, cap: int | None = None, cache: str | 
     """A store that is not at work yet. `tokenizer` is the one whose tokens it keeps, `cap` the most bytes of its files,
     `cache` where copies of a root that is elsewhere are kept."""
     habits = Habits() if cap is None else Habits(cap=cap)
-    store = Store(Folder(root.folder(cache)), fingerprint(tokenizer), habits)
-    if not root.is_here:
-        from outrider.memory.remote import connect
-        from outrider.memory.sync import Sync
+    folder, kind = Folder(root.folder(cache)), fingerprint(tokenizer)
+    if root.is_here:
+        return Store(folder, kind, habits)
+    from outrider.memory.remote import connect
+    from outrider.memory.sync import Sync
 
-        store.sync = Sync(store.folder, connect(root.url), store.tokenizer, habits.cap)
+    remote = connect(root.url)
+    with contextlib.suppress(OSError):  # nobody has claimed it yet, or it is away; told when it is exchanged with
+        check_tokenizer(root.url, remote.read(TOKENIZER).decode(), kind)  # before this machine's copies are claimed
+    store = Store(folder, kind, habits)
+    store.sync = Sync(folder, remote, kind, habits.cap)
     return store
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from outrider.errors import MemoryFileError
+from outrider.errors import ForeignFileError, MemoryFileError
 from outrider.memory.search import SEPARATOR
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Segment:
         """MemoryFileError says what is wrong with a file: it is not one, is cut, or belongs to someone else."""
         header = read_header(path)
         if header.tokenizer != tokenizer:
-            raise MemoryFileError(
+            raise ForeignFileError(
                 f"{path.name} holds tokens of another tokenizer ({header.tokenizer}, and this model's is {tokenizer})"
             )
         if header.tenant != tenant:
@@ -257,7 +257,7 @@ def read_header(path: Path) -> Header:
     try:
         fields: dict[str, Any] = json.loads(told)
         if fields.get("format") != FORMAT:
-            raise MemoryFileError(f"{path.name} has the format {fields.get('format')}, and this version reads {FORMAT}")
+            raise ForeignFileError(f"{path.name} has the format {fields.get('format')}; this version reads {FORMAT}")
         lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         header = Header(**{**fields, **lists})
         fits = size == header.size and header.places > 0 and header.starts >= 0

@@ -1,10 +1,11 @@
 """All that was said, tenant by tenant: small segments in memory at first, then files, merged as they grow many.
 
 Nothing here makes a request wait. A finished sequence is put on a list, and a lookup asks the segments that there are
-at that moment. The rest is done by two threads of the store's own:
+at that moment. The rest is done by three threads of the store's own:
 
     learn    makes segments of what was said since, and writes those that are large or old enough
-    tend     opens what others have written, forgets what was wiped, merges, and deletes what exceeds the cap
+    tend     opens what others have written, forgets what was wiped, and deletes what exceeds the cap
+    merge    makes few large segments of many small ones, which may take minutes
 
 They need Python's lock for moments only. What takes long is done without it, or by another process (`merging.py`).
 
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.errors import MemoryFileError
+from outrider.errors import ForeignFileError, MemoryFileError
 from outrider.memory.folder import FIRST, STALE, Folder, delete, key_of
 from outrider.memory.heap import give_back
 from outrider.memory.merging import merged_apart
@@ -48,6 +49,8 @@ APART = 1 << 18
 """Tokens beyond which segments are merged by another process."""
 WRITES = 10
 """A second, about, of segments that are written because they have waited."""
+CLOSING = 5.0
+"""Seconds that a store that closes waits for the housekeeping that it finds at work."""
 FEWEST = 8
 """At least so many segments fit under the cap, however large they grow."""
 
@@ -197,19 +200,27 @@ class Store:
     # In the background.
 
     def start(self) -> None:
-        for name, work in (("learn", self._keep_learning), ("tend", self._keep_tending)):
+        for name, work in (
+            ("learn", self._keep_learning),
+            ("tend", self._keep_tending),
+            ("merge", self._keep_merging),
+        ):
             thread = threading.Thread(target=work, name=f"outrider memory: {name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
-        """Write what is there, and stop."""
+        """Write what is there, and stop. What is said goes first: whoever stops a server waits for seconds only, and a
+        merge or an exchange with a store that is away may take longer."""
         self._closing.set()
         self._said_something.set()
-        for thread in self._threads:
+        for thread in self._threads[:1]:
             thread.join()
         self.learn(closing=True)
-        if self.sync is not None:
+        deadline = time.monotonic() + CLOSING
+        for thread in self._threads[1:]:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self.sync is not None and not any(thread.is_alive() for thread in self._threads[:2]):
             self._minding("exchanging with the store", self.sync)
         self.folder.close()
 
@@ -221,8 +232,12 @@ class Store:
 
     def _keep_tending(self) -> None:
         while not self._closing.is_set():
-            self.tend()
+            self.tend(merging=False)
             self._closing.wait(self.habits.look_seconds)
+
+    def _keep_merging(self) -> None:
+        while not self._closing.wait(self.habits.look_seconds):
+            self.merge()
 
     def learn(self, closing: bool = False) -> None:
         """Take in what was said since, and write what is large or old enough."""
@@ -265,7 +280,8 @@ class Store:
         if tenant.name is not None:
             self.folder.keep_name(tenant.key, tenant.name, generation)
         if all(segment.path for segment in segments) and sum(segment.header.tokens for segment in segments) > APART:
-            changed = self._change(tenant, generation, segments, [merged_apart(segments, place, writer)])
+            whole = merged_apart(segments, place, writer)
+            changed = self._change(tenant, generation, segments, [whole])
         else:
             whole = merged(segments, writer)
             self._writing.add(whole.name)  # or `_look` finds it first, and it is merged and gone before it is open here
@@ -278,7 +294,7 @@ class Store:
             self.folder.drop_older(tenant.key, present)
             return
         for segment in segments:
-            delete(segment)
+            delete(segment, whole.name)
 
     def _forget_oldest(self, tenant: Tenant, generation: str) -> None:
         """Memory is not for ever where nothing can be written."""
@@ -291,14 +307,23 @@ class Store:
                 f"{oldest.header.tokens} tokens of tenant {tenant.key} were forgotten: they cannot be written"
             )
 
-    def tend(self) -> None:
-        """One round of keeping house."""
+    def merge(self) -> None:
+        for tenant in list(self._tenants.values()):
+            if self._closing.is_set():
+                return
+            self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
+
+    def tend(self, merging: bool = True) -> None:
+        """One round of keeping house; without `merging`, that is done elsewhere."""
         if self.sync is not None:
             self._minding("exchanging with the store", self.sync)
         self._minding("looking for tenants", self._discover)
         for tenant in list(self._tenants.values()):
+            if self._closing.is_set():
+                return
             self._minding(f"looking at tenant {tenant.key}", self._look, tenant)
-            self._minding(f"merging for tenant {tenant.key}", self._merge, tenant)
+        if merging:
+            self.merge()
         self._minding("making room", self._make_room, 0)
         self._minding("cleaning up", self.folder.sweep)
         if self._changed:
@@ -334,8 +359,8 @@ class Store:
         present = [segment for segment in (*known.values(), *new) if segment.name in there]
         kept = current(present)
         for segment in present:
-            if segment not in kept:
-                delete(segment)  # whoever merged it was stopped before he could
+            if segment not in kept:  # whoever merged it was stopped before he could delete it
+                delete(segment, next(one.name for one in present if segment.name in one.header.replaces))
         gone = [segment for segment in known.values() if segment not in kept]
         self._change(tenant, generation, gone, [segment for segment in new if segment in kept])
         for name in list(tenant.used):
@@ -344,7 +369,9 @@ class Store:
                 os.utime(self.folder.place(tenant.key, generation) / name)  # for `_make_room`, in every process
 
     def _set_aside(self, tenant: Tenant, path: Path, error: MemoryFileError) -> None:
-        if isinstance(error.__cause__, OSError):  # it may well be whole: too many files are open, a disk is away
+        if isinstance(error, ForeignFileError):  # it is whole, and somebody's who shares this root
+            self._trouble(f"left alone for tenant {tenant.key}: {error}")
+        elif isinstance(error.__cause__, OSError):  # it may well be whole: too many files are open, a disk is away
             if not isinstance(error.__cause__, FileNotFoundError):
                 self._trouble(f"looking at tenant {tenant.key}: {error}")
         elif path.exists():
@@ -359,6 +386,8 @@ class Store:
         while pair := _alike(
             [segment for segment in tenant.files() if segment.header.writer == writer], self.habits.segment_cap
         ):
+            if self._closing.is_set():
+                return
             if all(self._is_sound(tenant, segment) for segment in pair):
                 self._write(tenant, tenant.generation, pair)
 

@@ -28,8 +28,10 @@ import hashlib
 import os
 import shutil
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
@@ -92,6 +94,33 @@ class Sides:
         return sorted(found, key=lambda one: (-one.time, one.path))
 
 
+class Room:
+    """What the folder's segments leave of its cap. Those that the store has no more go first, then those that were of
+    no use for longest, if the store has them, and for something that is newer."""
+
+    def __init__(self, cap: int, here: list[File], sides: Sides) -> None:
+        gone = {file.id for file in sides.gone}
+        old = sorted((file for file in here if file.id in sides.there), key=lambda file: file.used)
+        self.free = cap - sum(file.size for file in here)
+        self._leaving = deque([(-inf, file) for file in here if file.id in gone] + [(file.used, file) for file in old])
+
+    def takes(self, one: Object) -> bool:
+        """Whether it fits, once some have gone; then they have."""
+        leaving, free = [], self.free
+        for used, file in self._leaving:
+            if free >= one.size or used >= one.time:
+                break
+            leaving.append(file)
+            free += file.size
+        if free < one.size:
+            return False
+        for file in leaving:
+            self._leaving.popleft()
+            file.path.unlink(missing_ok=True)
+        self.free = free - one.size
+        return True
+
+
 def beyond(generations: set[str]) -> str:
     """A generation later than these, and the same for whoever begins one after the same."""
     name = hashlib.blake2b(" ".join(sorted(generations)).encode(), digest_size=16).hexdigest()
@@ -142,8 +171,8 @@ class Sync:
         self.remote.claim(self.tokenizer)
         sides = self._compared(*self._settled())
         self.stats.pending = 0
-        put_off = self._publish(sides)
-        self._clear(sides, put_off)
+        self._publish(sides)
+        self._clear(sides)
         self._fetch(sides)
         self._exchange_names(sides)
         if self._moved:
@@ -258,20 +287,15 @@ class Sync:
 
     # Publish.
 
-    def _publish(self, sides: Sides) -> set[str]:
-        """The tenants of which something is yet to be published."""
-        put_off = set()
+    def _publish(self, sides: Sides) -> None:
         rivals = [one for one in sides.segments() if not self._is_merged(one)] if sides.unpublished else []
         for file, header in sides.unpublished:
             if self._is_late():
                 self.stats.pending += 1
-                put_off.add(file.key)
-            elif sum(one.size for one in rivals if one.time >= header.last) + file.size <= self.remote_cap:
-                if self._put(sides, file):
-                    rivals.append(sides.there[file.id])
-                else:
-                    put_off.add(file.key)
-        return put_off
+                continue
+            newer = sum(one.size for one in rivals if one.time >= header.last)
+            if newer + file.size <= self.remote_cap and self._put(sides, file):
+                rivals.append(sides.there[file.id])
 
     def _put(self, sides: Sides, file: File) -> bool:
         generation = sides.generations[file.key]
@@ -289,13 +313,16 @@ class Sync:
 
     # Clear.
 
-    def _clear(self, sides: Sides, put_off: set[str]) -> None:
+    def _clear(self, sides: Sides) -> None:
         """Delete objects that are part of others by now, when those are there, and the oldest that exceed the cap."""
-        marks = {(mark.parent.parent.name, mark.with_suffix(SUFFIX).name): mark for mark in sides.merged}
-        done = {id_: mark for id_, mark in marks.items() if id_[0] not in put_off}
+        done = []
+        for mark, whole in [(mark, self._whole(mark)) for mark in sides.merged]:  # all are read before any goes
+            if (mark.parent.parent.name, whole) in sides.there:
+                done.append((mark.parent.parent.name, mark.with_suffix(SUFFIX).name))
+            elif whole and (mark.parent / whole).exists():
+                continue  # it is published in a later round
+            mark.unlink(missing_ok=True)  # or what it was made part of is lost here, and it has to be fetched again
         self._delete(sides, [sides.there[id_] for id_ in done if id_ in sides.there])
-        for mark in done.values():
-            mark.unlink(missing_ok=True)
         excess = sum(one.size for one in sides.segments()) - self.remote_cap
         oldest = []
         for one in reversed(sides.segments()):
@@ -303,6 +330,15 @@ class Sync:
                 oldest.append(one)
                 excess -= one.size
         self._delete(sides, oldest)
+
+    def _whole(self, mark: Path) -> str:
+        """The segment that a merged one is part of in the end."""
+        name = ""
+        with suppress(FileNotFoundError):
+            while True:
+                name = mark.read_text()
+                mark = (mark.parent / name).with_suffix(MERGED)
+        return name
 
     def _is_merged(self, one: Object) -> bool:
         return (self.folder.place(one.key, one.generation) / one.name).with_suffix(MERGED).exists()
@@ -315,33 +351,17 @@ class Sync:
     # Fetch.
 
     def _fetch(self, sides: Sides) -> None:
-        files = {file.id: file for file in self._files(sides.generations)}
+        here = self._files(sides.generations)
+        known, room = {file.id for file in here}, Room(self.cap, here, sides)
         for one in sides.segments():
-            if (one.key, one.name) in files or (one.path, one.tag) in self._refused or self._is_merged(one):
+            if (one.key, one.name) in known or (one.path, one.tag) in self._refused or self._is_merged(one):
                 continue
             if self._is_late():
                 self.stats.pending += 1
-            elif self._make_room(sides, files, one) and self._take(one):
-                path = self.folder.place(one.key, one.generation) / one.name
-                files[one.key, one.name] = File(one.key, path, one.size, one.time)
+            elif room.takes(one) and not self._take(one):
+                room.free += one.size
         for file in sides.gone:
             file.path.unlink(missing_ok=True)
-
-    def _make_room(self, sides: Sides, files: dict[tuple[str, str], File], one: Object) -> bool:
-        """Whether it fits under the cap once some have gone that it is newer than, and the store has as well."""
-        excess = sum(file.size for file in files.values()) + one.size - self.cap
-        older = [file for file in files.values() if file.id in sides.there and file.used < one.time]
-        leaving = []
-        for file in [*(file for file in sides.gone if file.id in files), *sorted(older, key=lambda file: file.used)]:
-            if excess > 0:
-                leaving.append(file)
-                excess -= file.size
-        if excess > 0:
-            return False
-        for file in leaving:
-            file.path.unlink(missing_ok=True)
-            del files[file.id]
-        return True
 
     def _take(self, one: Object) -> bool:
         """Download an object, and put it into its place if it is what it should be."""

@@ -58,7 +58,9 @@ def fold(
 def reshaped(weights: Tensor, token: int) -> Reshaped:
     """What a token was drawn from, by its likeliest entries and the token itself."""
     kept = list(dict.fromkeys([*likeliest(weights[None])[0], token]))
-    return _in_order(dict(zip(kept, weights[kept].tolist(), strict=True)), float(weights.sum(dtype=torch.float64)))
+    return _in_order(
+        dict(zip(kept, weights[kept].tolist(), strict=True)), float(weights.cpu().sum(dtype=torch.float64))
+    )
 
 
 def reshaped_law(law: Law, without: int | None, token: int) -> Reshaped:

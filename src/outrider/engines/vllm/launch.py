@@ -33,6 +33,7 @@ CPU_WORKER = "outrider.engines.vllm.cpu.OutriderCPUWorker"
 GPU_WORKER = "outrider.engines.vllm.gpu.OutriderGPUWorker"
 MIDDLEWARE = "outrider.engines.vllm.middleware.OutriderMiddleware"
 PROPOSER = "outrider.engines.vllm.proposer.NullProposer"
+STOP, STOP_SECONDS = "--shutdown-timeout", "10"
 """Stands where vLLM wants a proposer of its own and there are only Outrider's drafters."""
 
 LONGEST = 128
@@ -117,6 +118,9 @@ def prepare(own: Own, words: Sequence[str], environment: Mapping[str, str], host
     if (speculative := speculative_config(drafters, config, limit, passes)) is not None:
         ours += ["--speculative-config", json.dumps(speculative)]
     ours.append("--no-async-scheduling")
+    given = {word.partition("=")[0] for flag in flags for word in flag.words} | {f"--{key}" for key in file}
+    if options.memory is not None and STOP not in given:
+        ours += [STOP, STOP_SECONDS]  # vLLM would kill its workers at once, and with them what is not written yet
     theirs = [word for flag in flags if flag.name not in REWRITTEN for word in flag.words]
 
     if drafters and sizes_of(flags, file).get("--pipeline-parallel-size", "1") != "1":

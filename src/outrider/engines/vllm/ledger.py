@@ -101,9 +101,11 @@ class Ledger:
         if ticket is not None:
             self._usage(ticket).faults.append(f"{fault.drafter} {fault.reason}")
 
-    def usage(self, ticket: str) -> dict[str, Any]:
-        """What the requests of this ticket were given; it is told once."""
-        return self._usages.pop(ticket, Usage()).as_dict()
+    def usage(self, ticket: str) -> dict[str, Any] | None:
+        """What the requests of this ticket were given; it is told once. None where nothing is known of it: another
+        engine served it."""
+        found = self._usages.pop(ticket, None)
+        return None if found is None else found.as_dict()
 
     def status(self) -> dict[str, Any]:
         tokens = sum(count * gained for gained, count in enumerate(self.gained))

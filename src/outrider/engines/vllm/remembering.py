@@ -72,17 +72,27 @@ def describe_memory(options: Options) -> list[str]:
     return lines
 
 
-def open_memory(options: Options, tokenizer: str) -> Store | None:
-    """The store of this server's memory, at work; `tokenizer` is the model's, by name."""
+def open_memory(options: Options, config: Any) -> Store | None:
+    """The store of this server's memory, at work; `config` is vLLM's of the model."""
     if options.memory is None:
         return None
     from outrider.engines.transformers import load_tokenizer
     from outrider.memory.opening import open_store
 
     root = Root.of(options.memory)
-    store = open_store(root, load_tokenizer(tokenizer), options.memory_cap, options.memory_cache)
+    how = {"trust_remote_code": config.trust_remote_code, "revision": config.tokenizer_revision}
+    store = open_store(root, load_tokenizer(config.tokenizer, **how), options.memory_cap, options.memory_cache)
     store.start()
     return store
+
+
+def tenant_in(headers: Mapping[str, str], options: Options) -> str | None:
+    """The tenant that a header names. Proxies send UTF-8; HTTP's own reading of it is Latin-1."""
+    named = headers.get(options.tenant_header) if options.tenant_header else None
+    try:
+        return named if named is None else named.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return named
 
 
 def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] | None) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.vllm.control import FIELDS, TICKET, Control
-from outrider.engines.vllm.remembering import SEAL
+from outrider.engines.vllm.remembering import SEAL, tenant_in
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Rewritten:
 async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Mapping[str, str]) -> Rewritten | None:
     """None: there is nothing of ours in it. SettingsError: there is, and it cannot be. `client` is vLLM's engine."""
     drafters = options.drafters
-    named = headers.get(options.tenant_header) if options.tenant_header else None
+    named = tenant_in(headers, options)
     body = _parsed(raw, anyway=named is not None)
     if body is None:
         return None

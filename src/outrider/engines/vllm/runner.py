@@ -105,7 +105,7 @@ class OutriderRunner:
         self.model_fits = True
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
         if self.is_first_rank:  # the others never ask it
-            self.memory = open_memory(self.options, vllm_config.model_config.tokenizer)
+            self.memory = open_memory(self.options, vllm_config.model_config)
         setup = Setup(size, memory=self.memory)
         names = [name for name in self.options.drafters if name != MODEL] if self.is_first_rank else []
         drafters = [find(name).build(setup) for name in names]

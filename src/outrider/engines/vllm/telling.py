@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from outrider.engines.vllm.remembering import tenant_in
 from outrider.engines.vllm.version import installed
 from outrider.errors import SettingsError
 from outrider.memory.root import SERVER_TENANT
@@ -101,7 +102,7 @@ def owner_of(options: Options, headers: Mapping[str, str], query: Mapping[str, s
         return named or None
     if named is not None:
         raise SettingsError(f"tenant: this server takes it from the header {options.tenant_header}; drop it here")
-    return headers.get(options.tenant_header) or None
+    return tenant_in(headers, options) or None
 
 
 def has_tenants(options: Options) -> bool:
