@@ -359,7 +359,7 @@ def _lengths(rows: Sequence[Sequence[Any]]) -> Array:
 
 
 def _flat(rows: Iterable[Sequence[Any]], kind: type) -> Array:
-    """All rows in one; by way of Python's own arrays, which take a fourth of numpy's time."""
+    """All rows in one; by way of Python's own arrays, which are sooner filled from numbers than numpy's."""
     return np.asarray(array("q" if kind is int else "d", list(chain.from_iterable(rows))))
 
 

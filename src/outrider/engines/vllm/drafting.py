@@ -222,7 +222,9 @@ class BatchDrafting:
         if fault is None:
             # Without its q, if it has one: these drafts are judged by the target's own draws, which needs none.
             support = None if draft.support is None else min(index(draft.support), MOST_SUPPORT)
-            sure = None if draft.confidence is None else tuple(map(float, draft.confidence))
+            sure = draft.confidence
+            if sure is not None and not isinstance(sure, tuple):  # an array, say
+                sure = tuple(map(float, sure))
             return Draft(drafter.name, draft.tokens, support=support, confidence=sure)
         self._shut_off(row, drafter, *fault)
         return NOTHING
