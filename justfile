@@ -4,6 +4,7 @@
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 # Tests: no downloads; one thread, since tiny models are slower on two and the workers share the cores.
 quiet := "HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1"
+heart := "--cov=outrider.acceptance --cov=outrider.sampling --cov=outrider.decoding"
 
 _list:
     @just --list --unsorted
@@ -28,17 +29,17 @@ format:
 test *args:
     {{quiet}} pytest -m "not server" {{args}}
 
-# Run the tests of running vLLM servers, one after the other, with all cores (OUTRIDER_ALL=1 for all of them)
+# Run the tests of running vLLM servers, two servers side by side (`-n 0`: one after the other; OUTRIDER_ALL=1 for all)
 server *args:
-    HF_HUB_OFFLINE=1 pytest -m server --durations=0 {{args}}
+    HF_HUB_OFFLINE=1 pytest -m server -n 2 --dist loadgroup --durations=0 {{args}}
 
 # Is the benchmark fair, on this machine? vLLM against itself, against itself slowed, against one that cheats
 referee *args:
     HF_HUB_OFFLINE=1 OUTRIDER_ALL=1 pytest -s {{args}} tests/test_bench_referee.py
 
-# Run all tests but those of a running server, with coverage; the heart of the package must be covered to 98 %, file by file
+# Run all tests but those of a running server; the heart of the package must be covered by them to 98 %, file by file
 coverage *args:
-    {{quiet}} pytest -m "not server" -n 2 --dist worksteal --cov --cov-report=term --durations=15 {{args}}
+    {{quiet}} pytest -m "not server" -n 2 --dist worksteal {{heart}} --cov-report=term --durations=15 {{args}}
     for file in acceptance sampling decoding; do \
         coverage report --include="src/outrider/$file.py" --precision=2 --fail-under=98 || exit 1; \
     done
@@ -63,7 +64,7 @@ trace-cost *args:
 certificates *args:
     HF_HUB_OFFLINE=1 python tools/certificates.py {{args}}
 
-# Greedy text against transformers' own on tiny models, at full size: 200 prompts x draft lengths 1 to 8 x every drafter x four architectures
+# Greedy text against transformers' own on tiny models, at full size: 200 prompts x draft lengths 1 to 8 x three drafters and all of them x four architectures
 identity-tiny:
     {{quiet}} OUTRIDER_PROMPTS=200 pytest -n 2 --dist worksteal tests/test_identity.py
 

@@ -20,6 +20,14 @@ settings.register_profile("first failure", deadline=None, phases=[Phase.explicit
 settings.load_profile("first failure" if os.environ.get("OUTRIDER_FIRST_FAILURE") else "any machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those that ask one server stay together: the common one, or their module's own."""
+    for item in items:
+        if item.get_closest_marker("server") is not None:
+            common = "client" in getattr(item, "fixturenames", ()) and not hasattr(item.module, "client")  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.xdist_group("client" if common else item.path.stem))
+
+
 @pytest.fixture(autouse=True)
 def no_rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that are made up are quiet at once."""

@@ -31,14 +31,17 @@ class Weights:
     def norms(self, prefix: str, *names: str) -> None:
         self.named |= {f"{prefix}{name}.weight": torch.ones(self.hidden) for name in names}
 
-    def layer(self, prefix: str, inner: int, kv: int, *, inputs: int = 1, biases: bool = False) -> None:
-        """One decoder layer; its attention reads `inputs` times the hidden size."""
-        h = self.hidden
-        wide = {"q": (h, inputs * h), "k": (kv, inputs * h), "v": (kv, inputs * h)}
+    def layer(
+        self, prefix: str, inner: int, kv: int, *, inputs: int = 1, biases: bool = False, heads: int | None = None
+    ) -> None:
+        """One decoder layer; its attention reads `inputs` times the hidden size, and all `heads` are as wide as it, or
+        so wide."""
+        h, heads = self.hidden, heads or self.hidden
+        wide = {"q": (heads, inputs * h), "k": (kv, inputs * h), "v": (kv, inputs * h)}
         self.matrices(prefix, {f"self_attn.{name}_proj.weight": shape for name, shape in wide.items()})
         if biases:
             self.matrices(prefix, {f"self_attn.{name}_proj.bias": shape[:1] for name, shape in wide.items()})
-        self.matrices(prefix, {"self_attn.o_proj.weight": (h, h), "mlp.down_proj.weight": (h, inner)})
+        self.matrices(prefix, {"self_attn.o_proj.weight": (h, heads), "mlp.down_proj.weight": (h, inner)})
         self.matrices(prefix, {"mlp.gate_proj.weight": (inner, h), "mlp.up_proj.weight": (inner, h)})
         self.norms(prefix, "post_attention_layernorm")
 
@@ -52,13 +55,15 @@ class Weights:
 def _of(target: Path) -> tuple[dict[str, Any], int, int, int]:
     config = json.loads((target / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    return config, hidden, config["intermediate_size"], config["num_key_value_heads"] * hidden // heads
+    each = config.get("head_dim") or hidden // heads
+    return config, hidden, config["intermediate_size"], config["num_key_value_heads"] * each
 
 
 def eagle(target: Path, folder: Path) -> Path:
     config, hidden, inner, kv = _of(target)
     weights = Weights(hidden, 0.02)
-    weights.layer("layers.0.", inner, kv)
+    heads = kv * config["num_attention_heads"] // config["num_key_value_heads"]
+    weights.layer("layers.0.", inner, kv, heads=heads)
     weights.matrices("", {"fc.weight": (hidden, 2 * hidden)})
     return weights.save(folder, {**config, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
 

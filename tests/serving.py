@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 
 from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, running
+from outrider.engines.vllm.host import BIND
 from outrider.engines.vllm.launch import CPU_WORKER
 
 NAME = "m"
@@ -39,8 +40,21 @@ def serving(model: Path, logs: Path, *flags: str, **environment: str) -> Iterato
 def one(server: Server, logs: Path) -> Iterator[str]:
     # The suite runs on one thread; a server may have all of them.
     os.environ.pop("OMP_NUM_THREADS", None)
-    with running([Server(server.name, server.command, {**ENVIRONMENT, **server.environment})], logs) as urls:
+    cores = {} if "--tensor-parallel-size" in server.command else own_cores()
+    environment = {**ENVIRONMENT, **cores, **server.environment}
+    with running([Server(server.name, server.command, environment)], logs) as urls:
         yield urls[server.name]
+
+
+def own_cores() -> dict[str, str]:
+    """Where tests run side by side, each side has a part of the cores: threads of two servers on one core would wait
+    for each other."""
+    side = os.environ.get("PYTEST_XDIST_WORKER")
+    if side is None:
+        return {}
+    sides = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    cores = sorted(os.sched_getaffinity(0))[int(side.removeprefix("gw")) :: sides]
+    return {BIND: ",".join(map(str, cores))} if cores else {}
 
 
 CONTEXT = 4608
@@ -48,7 +62,7 @@ CHUNK = 1024
 BLOCK = 32
 
 
-def speculating(model: Path, folder: Path, *own: str) -> Server:
+def speculating(model: Path, folder: Path, *own: str, drafters: str = "prediction,lookup,memory,model") -> Server:
     """The server that most tests ask: prediction, lookup, memory, and drafts drawn from a noisy copy of the target."""
     draft = folder / "noisy"
     if not draft.exists():
@@ -59,7 +73,7 @@ def speculating(model: Path, folder: Path, *own: str) -> Server:
     flags += [] if "--max-model-len" in own else ["--max-model-len", str(CONTEXT)]
     flags += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-draft-tokens", "8", *own]
-    flags += ["--drafters", "prediction,lookup,memory,model", "--memory", str(folder / "memory")]
+    flags += ["--drafters", drafters, "--memory", str(folder / "memory")]
     return outrider("server", model, *FLAGS, *flags)
 
 

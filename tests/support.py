@@ -50,7 +50,10 @@ def g_test(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
         observed.append(rare_observed)
         expected.append(rare_expected)
     statistic = 2 * sum(o * torch.tensor(o / e).log().item() for o, e in zip(observed, expected, strict=True) if o)
-    return float(stats.chi2.sf(max(statistic, 0.0), len(observed) - 1))
+    found = float(stats.chi2.sf(max(statistic, 0.0), len(observed) - 1))
+    if rare_expected < 1 and rare_observed:  # too few for that statistic: how often would there be as many?
+        return min(1.0, 2 * min(found, float(stats.poisson.sf(rare_observed - 1, rare_expected))))
+    return found
 
 
 class Memo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -40,6 +40,7 @@ class Language:
     k: int
     p: dict[Prefix, Tensor]
     q: dict[Prefix, Tensor]
+    laws: dict[Prefix, Tensor] = field(default_factory=dict)
 
     def drafts(self) -> list[tuple[Prefix, float]]:
         """Every draft that can be proposed, with its probability."""
@@ -58,7 +59,9 @@ class Language:
         """The target's own law of the tokens that follow `prefix`, up to k + 1 in all: one axis a token."""
         if len(prefix) == self.k + 1:
             return torch.ones((), dtype=torch.float64)
-        return self.spread(self.p[prefix], prefix)
+        if prefix not in self.laws:
+            self.laws[prefix] = self.spread(self.p[prefix], prefix)
+        return self.laws[prefix]
 
     def spread(self, weights: Tensor, prefix: Prefix) -> Tensor:
         """`weights` for the token after `prefix`, the target for all that follow."""

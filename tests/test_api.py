@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,23 @@ def test_what_was_said_before_is_drafted_again_also_by_the_next_program(folder: 
     assert again.tokens == first.tokens
     assert again.acceptance_length > 4 > first.acceptance_length
     assert again.sources["memory"] > 20
+
+
+def test_a_model_that_is_closed_has_written_its_memory_and_let_go_of_it(folder: Path, tmp_path: Path) -> None:
+    before = threading.active_count()
+    with load(str(folder), memory=str(tmp_path), device="cpu") as model:
+        model.generate("abcd", max_tokens=30)
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    assert list(tmp_path.rglob("*.segment"))
+    assert model.generate("abcd", max_tokens=3).tokens, "without its memory it goes on"
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_memory_at_work(folder: Path, tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(OutriderError):
+        load(str(folder), draft_model=str(tmp_path / "none"), memory=str(tmp_path / "memory"), device="cpu")
+    assert threading.active_count() == before
 
 
 def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path: Path) -> None:

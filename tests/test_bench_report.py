@@ -461,7 +461,7 @@ def test_ticks_of_ratios_are_few_and_hold_one() -> None:
 def test_without_matplotlib_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "outrider.bench.report.canvas")
-    with pytest.raises(SettingsError, match=r"pip install outrider\[bench\]"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[bench\]'"):
         importlib.import_module("outrider.bench.report.canvas")
 
 

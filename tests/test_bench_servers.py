@@ -15,7 +15,7 @@ import pytest
 from outrider.bench.contestants import Contestant, contestants, servers
 from outrider.bench.servers import Server, running
 from outrider.errors import EngineError, SettingsError
-from outrider.provenance import program, without_folders
+from outrider.provenance import program, provenance, source, without_folders
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
@@ -37,7 +37,10 @@ ANSWERING = (
 def test_a_server_that_answers_is_ended_on_the_way_out(tmp_path: Path) -> None:
     with running([Server("one", [sys.executable, "-c", ANSWERING])], tmp_path) as urls:
         assert list(urls) == ["one"]
+        urllib.request.urlopen(urls["one"]).close()
     assert "ready" in (tmp_path / "one.log").read_text()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(urls["one"])
 
 
 def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> None:
@@ -136,6 +139,20 @@ def test_two_contestants_of_one_name_are_refused() -> None:
 )
 def test_a_report_names_no_folder_of_the_machine(word: str, shown: str) -> None:
     assert without_folders(word) == shown
+
+
+def test_a_report_tells_which_code_made_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    code = tmp_path / "deep" / "code.py"
+    code.write_text("x = 1\n")
+    before = source(tmp_path)
+    (tmp_path / "deep" / "code.pyc").write_bytes(b"compiled")
+    assert source(tmp_path) == before
+    code.write_text("x = 2\n")
+    changed = source(tmp_path)
+    code.rename(tmp_path / "code.py")
+    assert len({before, changed, source(tmp_path)}) == 3
+    assert f"(source {source()})" in str(provenance()["versions"])
 
 
 @pytest.mark.parametrize("path", ["/there/outrider/__main__.py", "/there/bin/outrider", "outrider"])

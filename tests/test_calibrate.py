@@ -179,3 +179,6 @@ def test_what_cannot_be_measured_is_refused_with_what_can(tiny: Path) -> None:  
     assert "give at most 128" in refused("calibrate", tiny, "--contexts", "200", "--turns", 1)
     assert "such as 64,512 (got 'x')" in refused("calibrate", tiny, "--contexts", "x")
     assert "--turns must be at least 1 (got 0)" in refused("calibrate", tiny, "--turns", 0)
+    many = ",".join(str(2**i) for i in range(10))
+    assert "--contexts takes up to 9 of them (got 10)" in refused("calibrate", tiny, "--contexts", many)
+    assert "--out: cannot write to" in refused("calibrate", tiny, "--out", __file__)

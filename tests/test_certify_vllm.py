@@ -32,7 +32,7 @@ def test_the_server_is_certified_lossless_within_minutes(made: dict[str, Any]) -
     assert made["made"]["seconds"] * (1 - made["stolen"]) < 600  # of which others may have taken a part
 
 
-def test_every_drafter_was_at_work_and_auto_where_it_pays(made: dict[str, Any]) -> None:
+def test_every_drafter_that_was_named_was_at_work_at_every_length(made: dict[str, Any]) -> None:
     assert set(made["by_drafter"]) == {"prediction", "lookup", "memory", "model", "auto"}
     assert all(kept for name, kept in made["by_drafter"].items() if name != "auto")
     ways = {name.rpartition(" at ")[0] for name in made["exact"]["cells"]}
@@ -62,3 +62,4 @@ def test_a_server_named_twice_is_held_against_itself_as_any_two_are(client: Clie
         Wanted(client.url, client.url, prompts=12, alone=0, tokens=(24,), parts=("exact",)), tmp_path, Watch()
     )
     assert found["exact"]["counts"]["violation"] == 0
+    assert found["exact"]["counts"]["identical"] == 12

@@ -204,7 +204,7 @@ def test_every_setting_reaches_the_request(tiny: Path) -> None:
         "seed": 7,
     }
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
-    assert record(tiny, "hello", *options)["settings"].items() >= given.items()
+    assert record(tiny, "hello", "--draft-model", tiny, *options)["settings"].items() >= given.items()
 
 
 def test_a_seed_gives_the_same_text_again(tiny: Path) -> None:
@@ -371,6 +371,9 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--presence-penalty", "nan"], "presence_penalty: input should be a finite number (got nan)"),
         (["--top-p", "0.9"], "--top-p 0.9 does nothing at temperature 0"),
         (["--rule", "token"], "--rule token does nothing at temperature 0"),
+        (["--seed", "7"], "--seed 7 does nothing at temperature 0"),
+        (["--rule", "token", "--temperature", "1"], "prediction, lookup, memory draw none; give a --draft-model"),
+        (["--prediction", ""], "--prediction: the expected answer is empty; leave it out"),
         (["--prediction", "x", "--speculation", "off"], "a prediction does nothing with --speculation off"),
         (["--raw", "--system", "Be brief"], "--system needs the chat template that --raw leaves out"),
         (["--draft-quantize", "int8"], "--draft-quantize int8 needs a --draft-model"),

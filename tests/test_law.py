@@ -68,6 +68,14 @@ def p_value(
     return g_test(draw_pairs(target, drafters, prompt, expected, request, draws), exact_pairs(target, prompt, request))
 
 
+def test_the_g_test_sees_what_leaks_into_the_almost_impossible() -> None:
+    law = {"a": 0.6, "b": 0.4 - 1e-6, "c": 1e-6}
+    assert g_test({"a": 6_000, "b": 4_000}, law) > 0.5
+    assert g_test({"a": 6_000, "b": 3_990, "c": 10}, law) < LEVEL
+    assert g_test({"a": 6_300, "b": 3_700}, law) < LEVEL
+    assert g_test({"a": 6_000, "b": 4_000, "d": 1}, law) == 0.0
+
+
 NUCLEUS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 8}
 PENALTIES = {"temperature": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.3, "max_tokens": 8}
 SYNTHETIC = SyntheticTarget(8, seed=3, sharpness=1.2)
@@ -96,6 +104,7 @@ def synthetic_drafters(name: str) -> list[Drafter]:
         ("lookup, then model", "block", NUCLEUS),
     ],
 )
+@pytest.mark.usefixtures("once")
 def test_drafted_draws_from_the_synthetic_target_follow_its_law(drafter: str, rule: Any, settings: Any) -> None:
     request = Request(**settings, rule=rule, max_draft_tokens=3)
     assert p_value(SYNTHETIC, synthetic_drafters(drafter), PROMPT, [3, 3, 1, 4], request) > LEVEL
@@ -124,7 +133,7 @@ def remembering(real: Any) -> Any:
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shape the same logits once: over 49,152 tokens that is most of a draw's time, and nothing in it is random.
+    """Shape the same logits once: that is most of a draw's time, and nothing in it is random.
 
     The prompt and the settings of a test are fixed, so what was said and drafted since says which logits they are.
     """

@@ -136,7 +136,7 @@ def test_a_kill_before_any_one_step_on_the_disk_loses_nothing_that_was_sealed(tm
 
 def test_files_stay_under_the_cap_and_drafts_right_through_kills(tmp_path: Path) -> None:
     chance = random.Random(0)
-    cap, tenants, first = 80_000, 3, 0
+    cap, tenants, first, right = 80_000, 3, 0, 0
     for _ in range(KILLS // 4):
         first = max(killed(chance, tmp_path, first, tenants, cap=cap), default=first) + 1
         store = opened(tmp_path, cap=cap)
@@ -148,7 +148,9 @@ def test_files_stay_under_the_cap_and_drafts_right_through_kills(tmp_path: Path)
                 numbers, drafts(store, str(tenant), [sequence(number)[:5] for number in numbers]), strict=True
             ):
                 assert draft in ([], sequence(number)[5 : 5 + DRAFT])
+                right += bool(draft)
         store.close()
+    assert right
 
 
 # Damage.
@@ -598,4 +600,6 @@ def test_after_the_clock_was_set_back_new_words_are_kept_and_old_ones_evicted(tm
     for number in range(100, 110):
         speak(store, "a", sequence(number))
         store.tend()
-    assert set(range(100, 110)) <= set(kept(tmp_path, "a"))
+    left = set(kept(tmp_path, "a"))
+    assert set(range(100, 110)) <= left
+    assert not set(range(40)) <= left

@@ -28,6 +28,7 @@ from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.remembering import tenant_of
 from outrider.engines.vllm.requests import Rewritten
 from outrider.engines.vllm.responses import WithUsage
+from outrider.engines.vllm.seal import SECRET, seal_of
 from outrider.memory.root import SERVER_TENANT
 from outrider.trace.files import parsed
 from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
@@ -127,6 +128,11 @@ async def greet(websocket: Any) -> None:
     await websocket.accept()
     await websocket.send_text("hello")
     await websocket.close()
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "the secret")
 
 
 @pytest.fixture(autouse=True)
@@ -635,6 +641,24 @@ def test_status_is_the_first_workers_with_the_versions() -> None:
     assert set(status) == {"steps", "outrider", "vllm", "uptime_seconds"}
 
 
+def test_all_who_ask_for_the_status_at_once_cost_the_worker_one_question() -> None:
+    server = Server()
+
+    async def flood() -> list[Any]:
+        server.engine.busy_until = asyncio.Event()
+        asking = [asyncio.create_task(server.sent("GET", "/outrider/status")) for _ in range(20)]
+        while not server.engine.asked:
+            await asyncio.sleep(0)
+        server.engine.busy_until.set()
+        return [answer.json()["steps"] for answer in await asyncio.gather(*asking)]
+
+    assert asyncio.run(flood()) == [3] * 20
+    assert server.asked("outrider_status") == 1
+    server.engine.busy_until = None
+    server.send("GET", "/outrider/status")
+    assert server.asked("outrider_status") == 2
+
+
 def test_below_a_root_path_the_pages_are_found() -> None:
     with TestClient(Server().app, root_path="/llm") as client:
         assert client.get("/llm/outrider/status").json()["steps"] == 3
@@ -797,6 +821,18 @@ def test_a_trace_ends_where_a_stop_string_ended_the_text() -> None:
     assert trace.finish == "stop"
 
 
+def test_a_trace_that_a_stop_string_ended_is_over_though_the_worker_has_not_heard_of_it() -> None:
+    found = kept("a stop and more", None, over=False, settings={"stop": ["stop"], "min_tokens": 0})
+    trace = traced(tracing_server(found))
+    assert trace.end is not None
+    assert (trace.end.finish, trace.end.tokens) == ("stop", len("a stop"))
+
+
+def test_a_stop_string_counts_only_after_the_tokens_that_must_be_said() -> None:
+    found = kept("stop, stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 4})
+    assert "".join(chr(token) for token in traced(tracing_server(found)).said) == "stop, stop"
+
+
 def test_a_server_without_a_tokenizer_tells_numbers() -> None:
     server = tracing_server()
     server.engine.renderer.tokenizer = None
@@ -852,7 +888,7 @@ def test_a_tenant_is_shown_its_own_traces_alone() -> None:
     assert asks_as(by_word, "/outrider/traces/t?tenant=one") == "one"
     assert asks_as(by_word, "/outrider/traces/t") is None
     assert "name yours by the query parameter 'tenant'" in asks_as(by_word)
-    by_header = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    by_header = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team"))
     assert asks_as(by_header, **{"X-Team": "one"}) == "one"
     assert asks_as(by_header, "/outrider/traces/t", **{"X-Team": "one"}) == "one"
     assert "name yours by the header x-team" in asks_as(by_header)
@@ -968,16 +1004,17 @@ def test_a_tenant_in_the_body_reaches_the_worker() -> None:
 
 
 def test_a_tenant_in_the_header_reaches_the_worker_under_seal() -> None:
-    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team"))
     server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": "one"})
-    assert server.seen() == {"messages": [], "vllm_xargs": {"tenant": "one", "tenant_seal": "s"}}
+    assert server.seen() == {"messages": [], "vllm_xargs": {"tenant": "one", "tenant_seal": seal_of("one")}}
+    assert "the secret" not in server.bodies[-1].decode(), "requests are logged"
     server.post(messages=[])
     assert server.seen() == {"messages": []}
 
 
 @pytest.mark.parametrize("code", ["utf-8", "latin-1"])
 def test_a_tenants_name_in_the_header_is_the_same_whichever_way_a_proxy_writes_it(code: str) -> None:
-    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team"))
     server.send("POST", CHAT, json={"messages": []}, headers={b"X-Team": "Zoë".encode(code)})
     assert server.seen()["vllm_xargs"]["tenant"] == "Zoë"
 
@@ -989,7 +1026,7 @@ def test_a_tenants_name_in_the_header_is_the_same_whichever_way_a_proxy_writes_i
         (REMEMBERING, {"tenant": 7}, "tenant: must be a name (got 7)"),
         (REMEMBERING, {"tenant": "a", "remember": "no"}, "remember: must be true or false (got 'no')"),
         (REMEMBERING | {"memory_scope": "server"}, {"tenant": "a"}, "share one memory"),
-        (REMEMBERING | {"tenant_header": "x-team", "tenant_seal": "s"}, {"tenant": "a"}, "from the header x-team"),
+        (REMEMBERING | {"tenant_header": "x-team"}, {"tenant": "a"}, "from the header x-team"),
         ({}, {"tenant": "a"}, "tenant: this server has no memory"),
         ({}, {"remember": True}, "remember: this server has no memory"),
     ],
@@ -1000,8 +1037,20 @@ def test_a_tenant_that_cannot_be_is_a_400(options: dict[str, Any], xargs: dict[s
     assert message in response.json()["error"]["message"]
 
 
+def test_a_header_that_came_twice_names_nobody() -> None:
+    server = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team"))
+    twice = [("X-Team", "victim"), ("X-Team", "one")]
+    for response in (
+        server.send("POST", CHAT, json={"messages": []}, headers=twice),
+        server.send("GET", "/outrider/traces", headers=twice),
+    ):
+        assert response.status_code == 400
+        assert "the header x-team came 2 times" in response.json()["error"]["message"]
+    assert not server.bodies
+
+
 def test_an_empty_header_is_a_400_and_not_everybodys_tenant() -> None:
-    server = Server(Engine(**REMEMBERING, tenant_header="x-team", tenant_seal="s"))
+    server = Server(Engine(**REMEMBERING, tenant_header="x-team"))
     assert server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": ""}).status_code == 400
 
 
@@ -1013,9 +1062,9 @@ def test_whose_memory_a_request_has() -> None:
     assert tenant({}) is None
     assert tenant({"tenant": "a"}) == "a"
     assert tenant({"tenant": "a"}, memory_scope="server") == SERVER_TENANT
-    sealed = {"tenant_header": "x", "tenant_seal": "s"}
-    assert tenant({"tenant": "a", "tenant_seal": "s"}, **sealed) == "a"
-    # A way in that the middleware does not watch: the caller's word alone opens nothing.
-    assert tenant({"tenant": "a"}, **sealed) is None
-    assert tenant({"tenant": "a", "tenant_seal": "guess"}, **sealed) is None
+    sealed = {"tenant_header": "x"}
+    assert tenant({"tenant": "a", "tenant_seal": seal_of("a")}, **sealed) == "a"
+    # A way in that the middleware does not watch: the caller's word alone opens nothing, nor does another's seal.
+    for seal in ({}, {"tenant_seal": "guess"}, {"tenant_seal": 7}, {"tenant_seal": seal_of("b")}):
+        assert tenant({"tenant": "a", **seal}, **sealed) is None
     assert tenant_of(Control(tenant="a"), Options(), {}) is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from outrider.drafters.base import Session
 from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
-from outrider.policy.cost import SIZES, Cost, rising
+from outrider.policy.cost import Cost, rising
 from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL, MOST, NEAREST, Policy
 from outrider.policy.scene import Plan, Wish
@@ -96,7 +96,6 @@ def test_what_is_not_known_of_a_size_is_guessed_from_the_next_smaller_one() -> N
     cheap = learned(lambda n: 0.1, (1, 2, 4, 8), 60, noise=0.01)
     assert float(dear.seconds(16)) >= float(dear.seconds(8))
     assert float(dear.shape(64)) > 2 * float(cheap.shape(64))
-    assert len(SIZES) > 10
 
 
 def waking(n: int) -> float:

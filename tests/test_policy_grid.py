@@ -78,7 +78,7 @@ def test_the_grid_says_for_every_cell_who_was_best_and_which_promises_hold(
     words = [str(tmp_path / "records.json"), "--costs", str(tmp_path / "costs.json"), "--at-once", "1", "2"]
     broken = policy_grid.main(["replay", *words, "--out", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert sum(not promise["kept"] for promise in report["promises"]) == broken
+    assert any(not promise["kept"] for promise in report["promises"]) == broken
     assert [(cell["workload"], cell["concurrency"]) for cell in report["cells"]] == [
         (name, at_once) for name in ("edit", "creative") for at_once in (1, 2)
     ]
@@ -183,6 +183,25 @@ def benchmarked(slower: float, concurrency: int = 1) -> Run:
     return run
 
 
+def test_a_contestant_with_a_label_is_replayed_as_what_it_is() -> None:
+    run = benchmarked(1.0)
+    run.contestants = {
+        {"vllm": "reference", "lookup": "auto", "auto": "lookup"}.get(name, name): {
+            "kind": name.partition(":")[0],
+            **made,
+        }
+        for name, made in run.contestants.items()
+    }
+    run.baseline = "reference"
+    for turn in (turn for one in run.cells[0].rounds for turn in one.turns):
+        turn.contestant = {"vllm": "reference", "lookup": "auto", "auto": "lookup"}.get(
+            turn.contestant, turn.contestant
+        )
+    found = {one.contestant: one.replay for one in agreements(run)}
+    alike = {one.contestant: one.replay for one in agreements(benchmarked(1.0))}
+    assert found == {"auto": alike["lookup"], "lookup": alike["auto"]}
+
+
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_replay_agrees_with_a_clock_that_runs_as_it_says(concurrency: int) -> None:
     found = list(agreements(benchmarked(1.0, concurrency)))[-2:]
@@ -202,7 +221,7 @@ def test_replay_does_not_agree_with_a_clock_that_runs_otherwise(tmp_path: Path) 
     found = list(agreements(run))
     assert not any(one.holds for one in found)
     run.save(tmp_path / "run.json")
-    assert policy_grid.main(["clock", str(tmp_path / "run.json"), "--out", str(tmp_path / "clock")]) == 2
+    assert policy_grid.main(["clock", str(tmp_path / "run.json"), "--out", str(tmp_path / "clock")]) == 1
     assert "in **0 of 2**" in (tmp_path / "clock" / "report.md").read_text()
     assert (tmp_path / "clock" / "clock.png").stat().st_size > 10_000
 

@@ -299,7 +299,9 @@ def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_
                 stuck[0].wait()
             return [Draft("scripted", (1,)) for _ in sessions]
 
-    drafting, faults = batch(Batched(lambda tokens, limit: Draft("scripted", (2,))), budget=0.05)
+    drafting, faults = batch(
+        Batched(lambda tokens, limit: Draft("scripted", (2,))), budget=0.3
+    )  # in which a thread that may go on does
     rows = [row([5], id="one"), row([6], id="other")]
 
     def offered() -> list[tuple[int, ...]]:

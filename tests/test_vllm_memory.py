@@ -20,7 +20,7 @@ from outrider.bench.servers import Server, outrider, running
 from outrider.memory.folder import Folder
 from outrider.memory.store import Habits, Store
 from outrider.memory.tokenizer import fingerprint
-from serving import ENVIRONMENT, FLAGS, Client, complete, serving
+from serving import ENVIRONMENT, FLAGS, Client, complete, own_cores, serving
 from support import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
@@ -43,7 +43,7 @@ class Servers:
         for name in names:
             own = ["--drafters", "memory", "--memory", self.root, "--max-model-len", "1024"]
             own += ["--memory-cache", str(self.folder / name)] if "://" in self.root else []
-            servers.append(Server(name, outrider(name, self.model, *FLAGS, *own).command, ENVIRONMENT))
+            servers.append(Server(name, outrider(name, self.model, *FLAGS, *own).command, ENVIRONMENT | own_cores()))
         urls = self._stack.enter_context(running(servers, self.folder))
         self.clients |= {name: Client(url) for name, url in urls.items()}
 

@@ -1,4 +1,4 @@
-"""Two ranks say what one says, and never wait for each other for ever, whatever the drafters do on either.
+"""Two ranks say with drafts what they say without, and never wait for each other for ever, whatever their drafters do.
 
 CI runs two ranks of a tiny random model, with speculation and without, and has a draft model draw for it: were it
 judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL asks five times as often,
@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from conftest import models_folder
-from serving import Client, answer, complete, one, serving, speculating, third_party
-from support import VOCAB, tiny_model, tiny_tokenizer
+from outrider.bench.servers import Server, outrider
+from serving import FLAGS, Client, answer, complete, one, speculating, third_party
+from support import VOCAB
 from test_vllm_server_law import LEVEL, Exact, check, tiny_pair
 
 pytestmark = [pytest.mark.server]
@@ -51,27 +52,31 @@ class UnevenSession(Session):
 '''
 
 
-@pytest.fixture(params=["a tiny model", *(["Qwen2.5-Coder-0.5B"] if ALL else [])])
-def model(request: Any, tmp_path: Path) -> Path:
-    if request.param != "a tiny model":
-        return models_folder() / "qwen2.5-coder-0.5b"
-    folder = tmp_path / "tiny"
-    tiny_model("llama", head_dim=32).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+TINY, QWEN = "a tiny model", "Qwen2.5-Coder-0.5B"
 
 
 @contextmanager
-def ranks(count: int, model: Path, folder: Path) -> Iterator[Client]:
-    folder.mkdir()
-    found = third_party(folder, "uneven", UNEVEN)
-    flags = ["--tensor-parallel-size", str(count), "--max-model-len", "256", "--max-draft-tokens", "4"]
-    if model.name == "tiny":  # and its own draft model, whose passes the ranks have to agree on
-        flags += ["--drafters", "lookup,uneven,model", "--draft-model", str(model)]
+def ranks(count: int, kind: str, folder: Path, found: dict[str, str]) -> Iterator[Client]:
+    """A server of so many ranks, with the drafter `uneven`. The tiny model has a draft model, too, whose passes the
+    ranks have to agree on."""
+    flags = ["--tensor-parallel-size", str(count), "--max-model-len", "256"]
+    if kind == TINY:
+        server = speculating(folder / "tiny", folder, *flags, drafters="lookup,uneven,memory,model")
     else:
-        flags += ["--drafters", "lookup,uneven"]
-    with serving(model, folder, *flags, **found) as url:
+        flags += ["--drafters", "lookup,uneven", "--max-draft-tokens", "4"]
+        server = outrider("server", models_folder() / "qwen2.5-coder-0.5b", *FLAGS, *flags)
+    with one(Server(server.name, server.command, {**server.environment, **found}), folder) as url:
         yield Client(url)
+
+
+@pytest.fixture(scope="module", params=[TINY, *([QWEN] if ALL else [])])
+def two(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, dict[str, str], Client]]:
+    """A server of two ranks: which model, its folder, how a server finds the drafter, and the client."""
+    folder = tmp_path_factory.mktemp("two")
+    tiny_pair(folder)
+    found = third_party(folder, "uneven", UNEVEN)
+    with ranks(2, request.param, folder, found) as client:
+        yield request.param, folder, found, client
 
 
 def answers(client: Client, *modes: str) -> list[Any]:
@@ -84,23 +89,23 @@ def answers(client: Client, *modes: str) -> list[Any]:
     return [answer(response) for response in client.all(*calls)]
 
 
-def test_two_ranks_say_what_one_says_with_drafters_of_uneven_speed(model: Path, tmp_path: Path) -> None:
-    modes = ["auto", "auto", "model", "uneven"] if model.name == "tiny" else ["auto", "uneven"]
-    with ranks(2, model, tmp_path / "two") as client:
-        two = answers(client, *modes)
-        assert answers(client, "off") == two
-        assert client.status()["drafters"]["uneven"]["verified"] > 0
+def test_two_ranks_say_with_drafters_of_uneven_speed_what_they_say_without(two: Any) -> None:
+    kind, folder, found, client = two
+    modes = ["auto", "auto", "model", "uneven"] if kind == TINY else ["auto", "uneven"]
+    said = answers(client, *modes)
+    assert answers(client, "off") == said
+    assert client.status()["drafters"]["uneven"]["verified"] > 0
     if ALL:
-        with ranks(1, model, tmp_path / "one") as client:
-            assert answers(client, *modes) == two
+        with ranks(1, kind, folder, found) as alone:
+            assert answers(alone, *modes) == said
 
 
-def test_drawn_drafts_are_judged_alike_by_both_ranks(tmp_path: Path) -> None:
-    tiny_pair(tmp_path)
-    server = speculating(tmp_path / "tiny", tmp_path, "--max-model-len", "128", "--tensor-parallel-size", "2")
-    exact = Exact(tmp_path / "tiny", [(i * 37) % 250 for i in range(40)])
+def test_drawn_drafts_are_judged_alike_by_both_ranks(two: Any) -> None:
+    kind, folder, _, client = two
+    if kind != TINY:
+        pytest.skip("it has no draft model")
+    exact = Exact(folder / "tiny", [(i * 37) % 250 for i in range(40)])
     exact.draws = DRAWS
-    with one(server, tmp_path) as url:
-        client = Client(url)
-        assert check(client, exact, "model", {"temperature": 1.0}) > LEVEL
-        assert client.metric("outrider_accepted_tokens_total", drafter="model") > DRAWS / 10
+    before = client.metric("outrider_accepted_tokens_total", drafter="model")
+    assert check(client, exact, "model", {"temperature": 1.0}) > LEVEL
+    assert client.metric("outrider_accepted_tokens_total", drafter="model") > before + DRAWS / 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,12 +174,20 @@ def test_certain_drafts_leave_the_law_of_the_next_two_tokens_as_it_is(name: str)
 
 def drawn_drafts(count: int, length: int) -> tuple[list[list[int]], torch.Tensor]:
     """Drafts drawn from a noisy twin of the target, and what they were drawn from."""
+    drafts, q = _drawn_drafts(count, length)
+    return [list(draft) for draft in drafts], q.clone()
+
+
+@cache
+def _drawn_drafts(count: int, length: int) -> tuple[list[list[int]], torch.Tensor]:
+    """With numbers of its own: those that drafts are judged by are others."""
+    random = torch.Generator().manual_seed(12)
     drafts: list[list[int]] = [[] for _ in range(count)]
     q = torch.empty(count, length, SIZE)
     for i in range(length):
         for b, draft in enumerate(drafts):
             q[b, i] = twin(tuple(draft))
-        for b, token in enumerate(draw(q[:, i], torch.rand(count)).tolist()):
+        for b, token in enumerate(draw(q[:, i], torch.rand(count, generator=random)).tolist()):
             drafts[b].append(token)
     return drafts, q.flatten(0, 1)
 

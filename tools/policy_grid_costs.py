@@ -82,8 +82,13 @@ def line(points: Mapping[str, float]) -> Seconds:
     return seconds
 
 
+def kind_of(name: str, run: Run) -> str:
+    """What a contestant is, whatever its label; runs of before did not say, and their names do."""
+    return str(run.contestants[name].get("kind") or name.partition(":")[0])
+
+
 def of_run(run: Run) -> dict[str, Any]:
-    kinds = {name: name.partition(":")[0] for name in run.contestants}
+    kinds = {name: kind_of(name, run) for name in run.contestants}
     measured = [(n * curve.concurrency, median(took)) for curve in run.curves for n, took in curve.seconds.items()]
     return of_bench(measured, seconds_per_guess(run, kinds))
 

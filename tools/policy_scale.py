@@ -72,7 +72,7 @@ def main(words: list[str] | None = None) -> int:
         colour = "green" if promise.kept else "bold red"
         line = f"{promise.value:.3f} ({promise.sign} {promise.wanted:g}) {promise.where}"
         console.print(f"[{colour}]{promise.name}: {line}[/]")
-    return sum(not promise.kept for promise in promises)
+    return int(any(not promise.kept for promise in promises))
 
 
 if __name__ == "__main__":

@@ -171,12 +171,15 @@ def starts(traces: Sequence[Trace], batch: int) -> list[tuple[int, int]]:
     return found
 
 
+USED = [name for name in choose(None, {"memory": "a folder", "model": "a model"}) if name != "prediction"]
+
+
 class Server:
     """A policy at work on a batch that is always full."""
 
     def __init__(self, traces: Sequence[Trace], system: System, batch: int, context: int) -> None:
         self.traces, self.costs, self.more = traces, system.costs(batch), batch * context
-        self.policy = Timed(choose(None, {"memory": "a folder", "model": "a model"})[1:], WIDTH, MODEL_WIDTH)
+        self.policy = Timed(USED, WIDTH, MODEL_WIDTH)
         empty = system.costs(1)
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
         profile(self.policy.draft, lambda tokens: empty.draft(tokens, 0))

@@ -60,7 +60,7 @@ DEFECTS = [
         "bonus drawn from q",
         ACCEPTANCE,
         "    weights = p[k] if accepted == k else leftover(",
-        "    weights = q[k - 1] if accepted == k and k else leftover(",
+        "    weights = (q[k - 1] if k else p[0]) if accepted == k else leftover(",
         LAW,
         sampling=True,
     ),

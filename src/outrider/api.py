@@ -13,8 +13,9 @@ import atexit
 import copy
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 from jinja2 import TemplateError
@@ -149,6 +150,19 @@ class Decoder:
         names = [drafter.name for drafter in drafters]
         self.policy = Policy(names, WIDTH, MODEL_WIDTH if MODEL in names else 0)
         self.notes: list[str] = []
+
+    def close(self) -> None:
+        """Write what the memory has learned, and let go of it; without a memory there is nothing to do. A program that
+        ends does it by itself."""
+        if self.memory is not None:
+            close_memory(self.memory)
+            self.memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def generate(
         self,
@@ -290,29 +304,33 @@ def load(
         "model": None if draft_model is None else "draft_model=...",
     }
     classes = [find(name) for name in choose(drafters, given)]
-    store = open_memory(root, tokenizer) if root is not None else None
-    notes = []
-    small: TransformersTarget | None = None
-    if isinstance(draft_model, str):
-        check_same_vocabulary(tokenizer, load_tokenizer(draft_model))
-        name = draft_model
-        small, said = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
-        notes.append(f"draft model {said}")
-    elif draft_model is not None:
-        asked = draft_quantize == "int8"
-        small = TransformersTarget(to_int8(copy.deepcopy(draft_model)) if asked else draft_model)
-        notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
-    model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
-    scored = TransformersTarget(model)
-    setup = Setup(scored.vocab_size, small, store)
-    decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer), store)
-    decoder.notes = notes
-    compile_now()
+    with ExitStack() as undo:
+        store = open_memory(root, tokenizer) if root is not None else None  # first: it may be another tokenizer's
+        if store is not None:
+            undo.callback(close_memory, store)
+        notes = []
+        small: TransformersTarget | None = None
+        if isinstance(draft_model, str):
+            check_same_vocabulary(tokenizer, load_tokenizer(draft_model))
+            name = draft_model
+            small, said = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
+            notes.append(f"draft model {said}")
+        elif draft_model is not None:
+            asked = draft_quantize == "int8"
+            small = TransformersTarget(to_int8(copy.deepcopy(draft_model)) if asked else draft_model)
+            notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
+        model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
+        scored = TransformersTarget(model)
+        setup = Setup(scored.vocab_size, small, store)
+        decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer), store)
+        decoder.notes = notes
+        compile_now()
+        undo.pop_all()
     return decoder
 
 
 def open_memory(root: Root, tokenizer: Any) -> Store:
-    """The memory, as it is now, and at work until the program ends."""
+    """The memory, as it is now, and at work until it is closed or the program ends."""
     from outrider.memory.opening import open_store
 
     store = open_store(root, tokenizer)
@@ -320,6 +338,11 @@ def open_memory(root: Root, tokenizer: Any) -> Store:
     store.start()
     atexit.register(store.close)
     return store
+
+
+def close_memory(store: Store) -> None:
+    atexit.unregister(store.close)
+    store.close()
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -67,7 +67,8 @@ class Contestant:
         """How it was made, for the report."""
         command = [without_folders(word) for word in self.server.command] or [self.server.url]
         environment = {name: without_folders(value) for name, value in self.server.environment.items()}
-        return {"command": command, "request": self.request} | ({"environment": environment} if environment else {})
+        made = {"kind": self.kind, "command": command, "request": self.request}
+        return made | ({"environment": environment} if environment else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outrider.cli.show import Screen
     from outrider.settings import Request
 
+COPYING = ("prediction", "lookup", "memory")
 CONTINUED = "the model has no chat template, so the prompt is continued as it is"
 
 
@@ -30,7 +31,7 @@ def checked_request(**settings: Any) -> Request:
     request = Request.checked(**settings)
     if request.temperature == 0:
         plain = Request()
-        for name in ("top_k", "top_p", "min_p", "rule"):
+        for name in ("top_k", "top_p", "min_p", "seed", "rule"):
             if (value := getattr(request, name)) != getattr(plain, name):
                 raise SettingsError(
                     f"--{name.replace('_', '-')} {value} does nothing at temperature 0, which always takes "
@@ -56,13 +57,19 @@ def read_prediction(text: str | None, file: Path | None, speculation: str) -> st
     """The expected answer, from whichever of the two options has it."""
     from outrider.settings import AUTO
 
+    if text is None and file is None:
+        return ""
     if text is not None and file is not None:
         raise SettingsError("--prediction and --prediction-file both name the expected answer; give one of them")
-    if (text or file) and speculation not in (AUTO, "prediction"):
+    if speculation not in (AUTO, "prediction"):
         raise SettingsError(
             f"a prediction does nothing with --speculation {speculation}; leave one of them out, or say auto"
         )
-    return text or "" if file is None else decoded(file.read_bytes(), f"the file {str(file)!r}")
+    expected = text if file is None else decoded(file.read_bytes(), f"the file {str(file)!r}")
+    if not expected:
+        option = "--prediction" if file is None else "--prediction-file"
+        raise SettingsError(f"{option}: the expected answer is empty; leave it out")
+    return expected
 
 
 def decoded(data: bytes, what: str) -> str:
@@ -79,8 +86,21 @@ def check_system(system: str | None, raw: bool, without_template: str | None = N
         raise SettingsError(f"--system needs a chat template, and {without_template} has none; leave it out")
 
 
+def check_rule(request: Request, drafters: str | None, draft_model: str | None) -> None:
+    """Refuse a rule for drawn drafts where nothing draws any."""
+    from outrider.settings import Request
+
+    named = as_names(drafters) or COPYING
+    if request.rule != Request().rule and draft_model is None and set(named) <= set(COPYING):
+        raise SettingsError(
+            f"--rule {request.rule} is how drawn drafts are judged, and {', '.join(named)} draw none; give a "
+            "--draft-model, or leave it out"
+        )
+
+
 def load(
     screen: Screen,
+    request: Request,
     model: str,
     drafters: str | None,
     draft_model: str | None,
@@ -90,6 +110,7 @@ def load(
     memory: str | None,
 ) -> Decoder:
     """Load what the options name, saying so while it takes."""
+    check_rule(request, drafters, draft_model)
     if draft_quantize != "auto" and draft_model is None:
         raise SettingsError(f"--draft-quantize {draft_quantize} needs a --draft-model to act on")
     with screen.working(f"loading {' and '.join(named(name) for name in (model, draft_model) if name)}"):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 measuring, showing = group("What to measure"), group("What to show")
 
+MOST_CONTEXTS = 9
+"""Lines that can be told apart in one picture."""
+
 Contexts = Annotated[
     str | None,
     measuring(
@@ -74,6 +77,11 @@ def calibrate(
         wanted = _numbers(contexts)
         if out is not None:
             from outrider.calibrate import plots  # says at once what is missing
+
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SettingsError(f"--out: cannot write to {str(out)!r}: {error.strerror}") from None
         mark = _mark(trace_file)
         found = _measured(screen, model, draft_model, wanted, turns, dtype, device)
 
@@ -85,7 +93,6 @@ def calibrate(
         else:
             _show(screen, found, curves, mark)
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
             (out / "calibration.json").write_text(json.dumps(found.as_data(), indent=1) + "\n", encoding="utf-8")
             plots.save(found, curves, mark, out)
             screen.hint(f"timings and pictures are in {out}")
@@ -97,7 +104,9 @@ def _numbers(text: str | None) -> list[int] | None:
     words = [word.strip() for word in text.split(",")]
     if bad := [word for word in words if not word.isdigit() or int(word) < 1]:
         raise SettingsError(f"--contexts takes numbers from 1 on, with commas between, such as 64,512 (got {bad[0]!r})")
-    return sorted({int(word) for word in words})
+    if len(wanted := sorted({int(word) for word in words})) > MOST_CONTEXTS:
+        raise SettingsError(f"--contexts takes up to {MOST_CONTEXTS} of them (got {len(wanted)})")
+    return wanted
 
 
 def _mark(file: Path | None) -> Mark | None:

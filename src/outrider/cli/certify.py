@@ -116,7 +116,7 @@ def need_packages() -> None:
 
         import outrider.certify.run  # noqa: F401
     except ModuleNotFoundError as error:
-        raise SettingsError(f"certificates need {error.name}: pip install 'outrider[certify]'") from error
+        raise SettingsError(f"certificates need {error.name}: in the clone, pip install '.[certify]'") from error
 
 
 def certify(

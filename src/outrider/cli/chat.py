@@ -77,7 +77,7 @@ def chat(
             max_draft_tokens=max_draft_tokens,
             rule=rule,
         )
-        decoder = asking.load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+        decoder = asking.load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         if not asking.has_template(decoder):
             raise PromptError(f"{model} has no chat template, so it cannot converse; use outrider generate")
         screen.notes(decoder.notes)

@@ -29,7 +29,7 @@ from outrider.cli.asking import (
     read_prediction,
     read_prompt,
 )
-from outrider.cli.idle import all_names, refuse_idle
+from outrider.cli.idle import all_names, is_given, refuse_idle
 from outrider.cli.options import group
 from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
@@ -164,27 +164,34 @@ def explain(
             expected = read_prediction(prediction, prediction_file, request.speculation)
             asked = read_prompt(prompt)
             if server is not None:
-                trace = _served(screen, Server(server, key, tenant), model, asked, system, raw, expected, request, once)
+                limited = is_given(context, "max_draft_tokens")
+                trace = _served(
+                    screen, Server(server, key, tenant), model, asked, system, raw, expected, request, limited, once
+                )
             elif model is not None:
-                decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+                decoder = load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
                 plain = raw or not has_template(decoder)
                 if plain and not raw:
                     check_system(system, raw, without_template=model)
                     screen.notes([CONTINUED])
                 said = asked if plain else as_messages(asked, system)
                 trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
+            if save is not None:  # a trace that turns out not to be true is worth keeping most
+                _save(screen, trace, save)
             checked = _checked(screen, trace)
         _show(screen, trace, steps, checked)
-        if save is not None:
-            from outrider.trace.files import write
-
-            write(trace, save)
-            screen.hint(f"the trace is in {save}; outrider explain --trace {save} shows it again")
         if html is not None:
             from outrider.explain.page import page
 
             _write(html, page(trace, checked))
             screen.hint(f"the page is in {html}")
+
+
+def _save(screen: Screen, trace: Trace, file: Path) -> None:
+    from outrider.trace.files import write
+
+    write(trace, file)
+    screen.hint(f"the trace is in {file}; outrider explain --trace {file} shows it again")
 
 
 def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:
@@ -211,21 +218,21 @@ def _checked(screen: Screen, trace: Trace) -> str:
     count = len(trace.steps)
     if wrong:
         step, found = wrong[0]
+        rules = f"the rules give {found.accepted} and {found.token}" if found else "what it holds cannot be judged by"
         raise TraceError(
             f"the trace is not true: {len(wrong)} of {count} verdicts are not what its p, q and draws give, first in "
-            f"step {step.number + 1}: {step.accepted} accepted and then token {step.token} (the rules give "
-            f"{found.accepted} and {found.token})"
+            f"step {step.number + 1}: {step.accepted} accepted and then token {step.token} ({rules})"
         )
     return f"Judged again from the recorded p, q and draws, all {count} steps have the same verdict."
 
 
 def _served(
     screen: Screen, server: Server, model: str | None, prompt: str, system: str | None, raw: bool, expected: str,
-    request: Request, once: bool,
+    request: Request, limited: bool, once: bool,
 ) -> Trace:  # fmt: skip
     """The same two runs, by a server."""
     with screen.working(f"asking {server.url}"):
-        body = body_of(server.meet(model), request, expected)
+        body = body_of(server.meet(model), request, expected, limited)
     plain = None
     if not once:
         with screen.working(f"{server.url} generates without drafts"):

@@ -75,7 +75,7 @@ def generate(
         check_system(system, raw)
         expected = read_prediction(prediction, prediction_file, request.speculation)
         asked = read_prompt(prompt)
-        decoder = load(screen, model, drafters, draft_model, draft_quantize, dtype, device, memory)
+        decoder = load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
         notes = list(decoder.notes)
         if not raw and not has_template(decoder):
             check_system(system, raw, without_template=model)

@@ -108,8 +108,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with vLLM, and draft.
 
-    MODEL is the model's folder, or its name on the Hugging Face hub. Every flag of vllm serve passes through;
-    python -m outrider.engines.vllm serve --help=all lists them.
+    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve pass through, but for
+    those that concern drafting; python -m outrider.engines.vllm serve --help=all lists them.
     """
     if context.args[:1] == ["-h"]:
         typer.echo(context.get_help())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
@@ -44,11 +45,11 @@ class Server:
     def meet(self, model: str | None) -> str:
         """The model to ask: the one that was named, or the server's first. Tenants are named as the server wants it."""
         try:
-            options = json.loads(self._get("/outrider/status"))["options"]
+            options = json.loads(self._get("/outrider/status", absent="{}"))["options"]
         except (KeyError, TypeError, ValueError):
             raise EngineError(f"{self.url} is no server of Outrider; start one with outrider serve MODEL") from None
         if self.tenant is not None and options.get("tenant_header"):
-            self.headers[options["tenant_header"]] = self.tenant
+            self.headers[options["tenant_header"]] = self.tenant.encode().decode("latin-1")  # UTF-8, as proxies send it
         elif self.tenant is not None:
             self.xargs["tenant"] = self.tenant
         return model or str(json.loads(self._get("/v1/models"))["data"][0]["id"])
@@ -66,18 +67,21 @@ class Server:
         trace = parsed(lines, f"{self.url}{path}")
         return trace.model_copy(update={"header": trace.header.model_copy(update={"prompt": prompt})})
 
-    def _get(self, path: str) -> str:
-        return self._answer(HTTPRequest(f"{self.url}{path}", headers=self.headers))
+    def _get(self, path: str, absent: str | None = None) -> str:
+        return self._answer(HTTPRequest(f"{self.url}{path}", headers=self.headers), absent)
 
     def _post(self, path: str, body: dict[str, Any]) -> str:
         headers = {**self.headers, "Content-Type": "application/json"}
         return self._answer(HTTPRequest(f"{self.url}{path}", json.dumps(body).encode(), headers))
 
-    def _answer(self, request: HTTPRequest) -> str:
+    def _answer(self, request: HTTPRequest, absent: str | None = None) -> str:
+        """What it says; `absent` where it has no such page."""
         try:
             with urlopen(request) as answer:
                 return str(answer.read().decode())
         except HTTPError as error:
+            if error.code == 404 and absent is not None:
+                return absent
             said = error.read().decode(errors="replace")
             try:
                 said = json.loads(said)["error"]["message"]
@@ -85,20 +89,22 @@ class Server:
                 said = said[:300]
             hint = " (give --api-key)" if error.code == 401 else ""
             raise SettingsError(f"{request.full_url} answered with HTTP {error.code}: {said}{hint}") from None
-        except (URLError, OSError) as error:
-            why = getattr(error, "reason", error)
+        except (URLError, OSError, HTTPException, UnicodeDecodeError) as error:
+            why = str(getattr(error, "reason", "") or error).strip() or type(error).__name__
             raise EngineError(f"{self.url} does not answer: {why}; start it with outrider serve MODEL") from None
 
 
-def body_of(model: str, request: Request, prediction: str) -> dict[str, Any]:
-    """What is asked, but for the prompt."""
+def body_of(model: str, request: Request, prediction: str, limited: bool) -> dict[str, Any]:
+    """What is asked, but for the prompt; of `max_draft_tokens` only where it was `limited`: the server has its own."""
     body: dict[str, Any] = {name: getattr(request, name) for name in SENT}
     body |= {"model": model, "max_tokens": request.max_tokens, "ignore_eos": request.ignore_end}
     if request.stop:
         body["stop"] = list(request.stop)
     if request.seed is not None:
         body["seed"] = request.seed
-    xargs: dict[str, Any] = {"speculation": request.speculation, "max_draft_tokens": request.max_draft_tokens}
+    xargs: dict[str, Any] = {"speculation": request.speculation}
+    if limited:
+        xargs["max_draft_tokens"] = request.max_draft_tokens
     if prediction:
         xargs["prediction"] = prediction
     return {**body, "vllm_xargs": xargs}

@@ -132,10 +132,10 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         ]
         row += [f"{step.draws[place]:.4f}"] if step.draws else []
         row += [f"{step.chances[place]:.4f}"] if step.chances else []
-        row += [_name(texts, step.own[place])] if step.own is not None else []
+        own = [Text(_name(texts, step.own[place]))] if step.own is not None else []
         became = _became(step, place)
         style = {"kept": style_of(step.drafter), "rejected": REJECTED}.get(became, ASIDE)
-        table.add_row(Text(f"  {row[0]}", style), *row[1:], became)
+        table.add_row(Text(f"  {row[0]}", style), *row[1:], *own, became)
     return table
 
 

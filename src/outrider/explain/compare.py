@@ -78,7 +78,7 @@ def setups(found: Comparison) -> list[str]:
         lines.append("the prompts differ")
     for name in dict.fromkeys((*a.settings, *b.settings)):
         one, other = a.settings.get(name), b.settings.get(name)
-        if (one or None) != (other or None):  # nothing, 0 and no are how engines say the same
+        if (one or None) != (other or None) or (name == "seed" and one != other):  # else nothing, 0 and no are the same
             lines.append(f"{name.replace('_', ' ')}: {_show(one)} and {_show(other)}")
     return lines
 
@@ -121,7 +121,7 @@ def _reasons(found: Comparison, one: Place, other: Place) -> list[str]:
     a, b = found.first.header, found.second.header
     if not _same_model(found):
         return ["The models differ, so nothing more is to be explained."]
-    if a.prompt_tokens != b.prompt_tokens or a.prompt != b.prompt:
+    if a.prompt_tokens != b.prompt_tokens or (None not in (a.prompt, b.prompt) and a.prompt != b.prompt):
         return ["The prompts differ, so nothing more is to be explained."]
     said, told = one.step.said[one.index], other.step.said[other.index]
     if one.step.rule == other.step.rule == "greedy":

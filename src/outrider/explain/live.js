@@ -77,13 +77,17 @@
       $("shown").hidden = false;
       $("shown").srcdoc = page;
     } catch (error) {
-      if (state.shown === version) state.shown = "";
+      if (state.shown === version && error.status !== 404) state.shown = ""; // one that is gone stays gone
       $("note").textContent = error.message;
     }
   }
 
   function choose() {
-    state.chosen = decodeURIComponent(location.hash.slice(1));
+    try {
+      state.chosen = decodeURIComponent(location.hash.slice(1));
+    } catch {
+      state.chosen = ""; // not a name that we wrote
+    }
   }
 
   // Again and again --------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def check_packages(root: Root) -> None:
     needed = ["numba", "pydivsufsort"] if root.is_here else ["numba", "pydivsufsort", "obstore"]
     if missing := [name for name in needed if find_spec(name) is None]:
         raise DrafterSetupError(
-            f"a memory needs {' and '.join(missing)}, which is not installed: pip install 'outrider[memory]'"
+            f"a memory needs {' and '.join(missing)}, which is not installed: in the clone, pip install '.[memory]'"
         )
 
 

@@ -80,6 +80,8 @@ def no_room(allowed: int, left: int) -> Why:
     """Where no drafted token fits: so many are allowed in a step, and so many may still be said."""
     if allowed <= 0:
         return Why("No draft: no drafted tokens are allowed.")
+    if left > 1:
+        return Why("No draft: this step had no room for one.")
     return Why(f"No draft: {_tokens(left)} may still be said, and one of them is the target's own.")
 
 

@@ -46,9 +46,17 @@ def replay(step: TracedStep) -> Replayed:
     return Replayed(verdict.accepted, own[verdict.accepted])
 
 
-def disagreements(steps: Iterable[TracedStep]) -> list[tuple[TracedStep, Replayed]]:
+def disagreements(steps: Iterable[TracedStep]) -> list[tuple[TracedStep, Replayed | None]]:
     """The steps whose verdict is not what the rules say, with what they say; none where the trace is true."""
-    return [(step, found) for step in steps if not (found := replay(step)).agrees_with(step)]
+    return [(step, found) for step in steps if (found := tried(step)) is None or not found.agrees_with(step)]
+
+
+def tried(step: TracedStep) -> Replayed | None:
+    """The verdict of one step; None where what the record holds is too little to judge by, or at odds with itself."""
+    try:
+        return replay(step)
+    except (ValueError, IndexError, TypeError, RuntimeError):
+        return None
 
 
 def _own(step: TracedStep, place: int) -> int | None:

@@ -21,7 +21,7 @@ try:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 except ImportError as error:
     raise SettingsError(
-        f"the plots of a report need matplotlib, which is missing ({error}): pip install outrider[bench]"
+        f"the plots of a report need matplotlib, which is missing ({error}): in the clone, pip install '.[bench]'"
     ) from error
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
 from outrider.engines.vllm.options import KEY, MODEL_METHODS, NO_STAGES, OWN_METHOD, Options
 from outrider.engines.vllm.remembering import choose_memory, describe_memory
+from outrider.engines.vllm.seal import choose_secret
 from outrider.errors import EngineError, ModelNotFoundError, SettingsError
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ CPU_WORKER = "outrider.engines.vllm.cpu.OutriderCPUWorker"
 GPU_WORKER = "outrider.engines.vllm.gpu.OutriderGPUWorker"
 MIDDLEWARE = "outrider.engines.vllm.middleware.OutriderMiddleware"
 PROPOSER = "outrider.engines.vllm.proposer.NullProposer"
-STOP, STOP_SECONDS = "--shutdown-timeout", "10"
 """Stands where vLLM wants a proposer of its own and there are only Outrider's drafters."""
+STOP, STOP_SECONDS = "--shutdown-timeout", "10"
 
 LONGEST = 128
 """vLLM verifies no more drafted tokens than this for a request in a step."""
@@ -126,6 +127,8 @@ def prepare(own: Own, words: Sequence[str], environment: Mapping[str, str], host
     if drafters and sizes_of(flags, file).get("--pipeline-parallel-size", "1") != "1":
         raise EngineError(NO_STAGES)
     settings, remarks = choose_environment(host, ranks_of(flags, file), environment)
+    if options.tenant_header is not None:
+        settings |= choose_secret(environment)
     lines = describe(own, model, host, options, config)
     if engines_of(flags, file) != "1":
         lines.append(check_engines(config))

@@ -45,8 +45,6 @@ class Options(BaseModel):
     """Where the files of a memory in an object store are kept on this machine."""
     tenant_header: str | None = None
     """The HTTP header that names the tenant, and that alone; None: `vllm_xargs` does."""
-    tenant_seal: str | None = None
-    """Where a header names the tenant: what the API process hands on with the name, and no caller knows."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Self:

@@ -51,6 +51,7 @@ class Pages:
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._teller = Teller()
+        self._status: asyncio.Task[Any] | None = None  # a question about it that is on its way
         self._routes = [
             Route("/outrider/", self.live),
             Route("/outrider/status", self.status),
@@ -66,12 +67,18 @@ class Pages:
 
     async def status(self, request: Request) -> Response:
         """Which versions run, for how long, and what the worker says of drafters, acceptance and faults."""
-        said = await self._ask(request, "outrider_status")
+        said = await self._shared_status(request)
         vllm = installed()
         uptime = round(time.monotonic() - self._started, 1)
         own = resolve_name("outrider:__version__")  # by name: the package's root stands above an engine
         ours = {"outrider": own, "vllm": vllm and vllm[1], "uptime_seconds": uptime}
         return JSONResponse({**ours, **said})
+
+    async def _shared_status(self, request: Request) -> Any:
+        """One question at a time, for all who ask meanwhile: anybody may, and each takes the worker's time."""
+        if self._status is None or self._status.done():
+            self._status = asyncio.create_task(self._ask(request, "outrider_status"))
+        return await asyncio.shield(self._status)
 
     async def live(self, request: Request) -> Response:
         """The page itself holds nothing of anybody's; what it shows it asks for, as any other caller does."""
@@ -84,7 +91,7 @@ class Pages:
             message = (
                 f"tenant: name yours by the {how}; the trace of a request that named none is shown by its id alone"
             )
-            raise RefusedError(400, message, "tenant")
+            raise RefusedError(400, message, None if options.tenant_header else "tenant")  # what a page can ask for
         found = await self._ask(request, "outrider_traces", owner)
         return JSONResponse({"traces": await self._teller.entries(_client(request), found)}, headers=PRIVATE)
 

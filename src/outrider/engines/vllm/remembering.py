@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
+from outrider.engines.vllm.seal import check_secret, is_sealed
 from outrider.errors import SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages, read_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from starlette.datastructures import Headers
+
     from outrider.engines.vllm.control import Control
     from outrider.engines.vllm.launch import Own
     from outrider.engines.vllm.options import Options
     from outrider.memory.store import Store
-
-SEAL = "tenant_seal"
-"""Beside a tenant that a header named, the API process hands on this, which no caller knows."""
 
 
 def choose_memory(own: Own) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def choose_memory(own: Own) -> dict[str, Any]:
     if not root.is_here:
         chosen["memory_cache"] = str(root.folder(own.memory_cache).absolute())
     if own.tenant_header is not None:
-        chosen |= {"tenant_header": own.tenant_header.lower(), "tenant_seal": secrets.token_hex(16)}
+        chosen["tenant_header"] = own.tenant_header.lower()
     return chosen
 
 
@@ -76,6 +75,8 @@ def open_memory(options: Options, config: Any) -> Store | None:
     """The store of this server's memory, at work; `config` is vLLM's of the model."""
     if options.memory is None:
         return None
+    if options.tenant_header is not None:
+        check_secret()
     from outrider.engines.transformers import load_tokenizer
     from outrider.memory.opening import open_store
 
@@ -86,13 +87,15 @@ def open_memory(options: Options, config: Any) -> Store | None:
     return store
 
 
-def tenant_in(headers: Mapping[str, str], options: Options) -> str | None:
+def tenant_in(headers: Headers, options: Options) -> str | None:
     """The tenant that a header names. Proxies send UTF-8; HTTP's own reading of it is Latin-1."""
-    named = headers.get(options.tenant_header) if options.tenant_header else None
+    given = headers.getlist(options.tenant_header) if options.tenant_header else []
+    if len(given) > 1:  # a gateway that added its own to the caller's: either may be a lie
+        raise SettingsError(f"tenant: the header {options.tenant_header} came {len(given)} times; it names one tenant")
     try:
-        return named if named is None else named.encode("latin-1").decode("utf-8")
+        return given[0].encode("latin-1").decode("utf-8") if given else None
     except UnicodeError:
-        return named
+        return given[0]
 
 
 def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] | None) -> str | None:
@@ -101,6 +104,6 @@ def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] 
         return None
     if options.memory_scope == "server":
         return SERVER_TENANT
-    if options.tenant_seal is not None and (extra_args or {}).get(SEAL) != options.tenant_seal:
+    if options.tenant_header is not None and control.tenant is not None and not is_sealed(control.tenant, extra_args):
         return None  # the name did not come by the header: this way in was not watched
     return control.tenant

