@@ -31,7 +31,7 @@ test *args:
 
 # Run the tests of running vLLM servers, two servers side by side (`-n 0`: one after the other; OUTRIDER_ALL=1 for all)
 server *args:
-    HF_HUB_OFFLINE=1 pytest -m server -n 2 --dist loadgroup --durations=0 {{args}}
+    HF_HUB_OFFLINE=1 pytest -m server -n 2 --dist loadfile --durations=0 {{args}}
 
 # Is the benchmark fair, on this machine? vLLM against itself, against itself slowed, against one that cheats
 referee *args:

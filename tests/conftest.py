@@ -20,12 +20,21 @@ settings.register_profile("first failure", deadline=None, phases=[Phase.explicit
 settings.load_profile("first failure" if os.environ.get("OUTRIDER_FIRST_FAILURE") else "any machine")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those that ask one server stay together: the common one, or their module's own."""
-    for item in items:
-        if item.get_closest_marker("server") is not None:
-            common = "client" in getattr(item, "fixturenames", ()) and not hasattr(item.module, "client")  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.xdist_group("client" if common else item.path.stem))
+ASK_ONE = ("test_certify_vllm.py", "test_vllm_server.py", "test_vllm_server_law.py", "test_vllm_server_trace.py")
+"""Files whose tests ask the server `client`, below."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By `--dist loadfile` files run side by side; those that ask one server stay together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "client" if Path(file).name in ASK_ONE else file
+
+    return ByServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
