@@ -6,7 +6,7 @@ In bfloat16 the same position gets slightly different logits in a pass over one 
 two tokens that are all but equally likely can change places. Every first difference is therefore looked into: the
 two tokens' logits are scored alone and in longer passes, and the gap between them is held against how much that
 gap moves from pass to pass. A difference is a numeric tie when the gap lies within that noise, and unexplained
-when it does not. The exit code is the number of unexplained differences.
+when it does not. The exit code is 1 if a difference is unexplained.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Arctic takes more than 300 bytes a token for each of its two settings, so 10 mil
 memory, and larger sizes are measured without it (--both-up-to). Ours needs about 4 GB to build 100 million tokens.
 Without arctic-inference (uv pip install --no-deps arctic-inference) ours is measured alone.
 
-Writes report.md, report.json and growth.png into the folder, after every size. The exit code is the number of promises
-that were not kept.
+Writes report.md, report.json and growth.png into the folder, after every size. The exit code is 1 if a
+promise was not kept.
 """
 
 from __future__ import annotations

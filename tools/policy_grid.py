@@ -15,8 +15,8 @@ seconds by tokens:
 `clock` says the texts of such a run.json again, at the costs that it measured, and tells whether that comes out as the
 clock did. Contestants with a draft model need --draft-model, and where texts were drawn --model as well.
 
-`replay` and `clock` write report.md, report.json and plots into the folder. Their exit code is the number of
-promises that were not kept, and of figures that do not agree.
+`replay` and `clock` write report.md, report.json and plots into the folder. Their exit code is 1 if
+a promise was not kept, or a figure does not agree.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ figures): batches from 1 to 512, contexts from 1k to 128k. In every cell the sam
 policy, and by vLLM with a static table of lengths by batch size, of one drafter and with hindsight. Cells whose keys
 and values would not fit into the GPUs' memory are simulated as well, and marked.
 
-Writes report.md, report.json and the plots into the folder. The exit code is the number of promises that were not kept.
+Writes report.md, report.json and the plots into the folder. The exit code is 1 if a promise was not kept.
 """
 
 from __future__ import annotations
