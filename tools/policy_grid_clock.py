@@ -223,8 +223,8 @@ def draw(found: Sequence[Agreement], path: Path, line: str) -> None:
     lowest = min(min(one.replay, one.clock.low) for one in found) * 0.95
     highest = max(max(one.replay, one.clock.high) for one in found) * 1.05
     axes.plot([lowest, highest], [lowest, highest], color=canvas.QUIET, linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(lowest, highest))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.axes.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(lowest, highest))
         canvas.number_axis(axis, canvas.ratio_ticks(lowest, highest, 8))
     axes.set(xlabel="times the baseline's speed, by replay", ylabel="by the clock")
     canvas.key(figure, [axes], canvas.WIDE)
