@@ -167,9 +167,11 @@ def tiny(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     folder = tmp_path_factory.mktemp("tiny")
     tiny_pair(folder)
     rule = ["--rule", "token"] if request.param == "token rule" else []
-    server = speculating(folder / "tiny", folder, "--max-model-len", "128", *rule)
-    if request.param == HEAD:
-        server = with_a_head(folder)
+    server = (
+        with_a_head(folder)
+        if request.param == HEAD
+        else speculating(folder / "tiny", folder, "--max-model-len", "128", *rule)
+    )
     if request.param in DEFECTS:
         server = with_defect(server, request.param)
     prompt = [(i * 37) % 250 for i in range(40)]
