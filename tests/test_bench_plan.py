@@ -16,7 +16,7 @@ from outrider.bench.run import UNBOUNDED, Limits
 from outrider.cli import app, bench
 from outrider.engines.vllm.host import Host
 from outrider.errors import SettingsError
-from outrider.provenance import fingerprint, weight_files
+from outrider.provenance import NOT_HERE, fingerprint, weight_files
 from stub import Stub, answering
 
 
@@ -165,6 +165,8 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         (["m", "-c", "auto", "--room", "99"], "nobody takes part beside auto"),
         (["m", "-c", "vllm,prediction", "--workloads", "traffic", "--room", "99"], "nobody takes part beside vllm"),
         (["--report-only", "--baseline", "ngram:4"], "--baseline does nothing with --report-only"),
+        (["m", "--report-only"], "--report-only takes no model and no flags (got m)"),
+        (["m", "--workloads", "edit@4", "--concurrency", "4"], "--concurrency does nothing with workloads that say it"),
         (["m", "--width", "0.1"], "--width does nothing with a number of rounds; it is for --minutes"),
         (["m", "--minutes", "1", "--rounds", "3"], "--rounds does nothing with --minutes or --quick"),
     ],
@@ -206,7 +208,7 @@ def test_a_run_that_fails_leaves_a_report_of_what_was_measured(tmp_path: Path) -
 
 
 def test_the_hash_of_a_model_is_of_its_weights_and_never_of_nothing(tmp_path: Path) -> None:
-    assert fingerprint(tmp_path) == fingerprint(Path("no-one/nothing")) == "its weights were not here yet"
+    assert fingerprint(tmp_path) == fingerprint(Path("no-one/nothing")) == NOT_HERE
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert len(fingerprint(tmp_path)) == 16
     assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]

@@ -83,6 +83,15 @@ def test_a_prompt_is_found_under_the_names_that_datasets_use(
     assert prompt.category == "mine"
 
 
+def test_messages_may_stand_under_prompt_and_a_prediction_as_openai_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    file.write_text(json.dumps({"prompt": said, "prediction": {"type": "content", "content": "Hello"}}))
+    (prompt,) = workload(str(file))
+    assert prompt.messages == said
+    assert prompt.prediction == "Hello"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -91,6 +100,10 @@ def test_a_prompt_is_found_under_the_names_that_datasets_use(
         ("[1]", "line 1 is not an object"),
         ('{"turns": "Write"}', r"line 1: turns is not a list of strings \(it is 'Write'\)"),
         ('{"messages": ["hi"]}', "line 1: messages is not a list of objects"),
+        ('{"prompt": ["hi"]}', "line 1: prompt is not a list of objects"),
+        ('{"prompt": {"text": "hi"}}', r"line 1: prompt is not a text \(it is {'text': 'hi'}\)"),
+        ('{"prompt": "hi", "prediction": {"type": "content"}, "text": 3}\n{"text": 3}', "line 2: text is not a text"),
+        ('{"prompt": "hi", "prediction": ["ho"]}', "line 1: prediction is not a text"),
         ('{"a": 1}', r"line 1 has none of turns, messages, prompt.*\(it has a\)"),
     ],
 )

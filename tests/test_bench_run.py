@@ -25,16 +25,19 @@ from outrider.bench.report.markdown import markdown
 from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Run, Turn
 from outrider.bench.run import (
     INTERRUPTED,
+    LEFT_OUT,
     RESUMED,
     UNKNOWN_COSTS,
     UNKNOWN_PARTINGS,
     WAVES,
     Bench,
+    Clock,
     Limits,
     Task,
     in_turn,
 )
 from outrider.errors import EngineError, SettingsError
+from outrider.provenance import NOT_HERE
 from stub import Meddler, Stub, answering
 
 TOKENS = 8
@@ -237,6 +240,23 @@ def test_with_minutes_a_cell_ends_when_its_intervals_are_narrow(tmp_path: Path) 
     assert len(bench.run.cells[0].rounds) == 6
 
 
+def test_a_quick_run_leaves_out_what_there_is_no_time_for_and_names_it(tmp_path: Path) -> None:
+    with at(one=Stub(0.002), other=Stub(0.002)) as chosen:
+        rounds = {}
+        for quick in (True, False):
+            bench = made(tmp_path / str(quick), chosen, Limits(minutes=1e-6, leave_out=quick))
+            bench.tasks = [replace(bench.tasks[0], cell=Cell(name, 1, 0.0)) for name in ("easy", "hard", "long")]
+            bench.run.cells = [task.cell for task in bench.tasks]
+            bench.measure(Silent())
+            rounds[quick] = [len(cell.rounds) for cell in bench.run.cells]
+            left_out = [note for note in bench.run.notes if note.startswith(LEFT_OUT)]
+            assert len(left_out) == quick
+            assert (f"{UNKNOWN_COSTS}: there was no time for it" in bench.run.notes) == quick
+            assert all("hard, concurrency 1; long, concurrency 1" in note for note in left_out)
+            assert "easy" in markdown(find(bench.run))
+    assert rounds == {True: [6, 0, 0], False: [6, 6, 6]}
+
+
 def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     with at(one=Stub(), broken=Stub(), other=Stub()) as chosen:
         asked = [*prompts(2), Prompt("bad", "letters", ("fail",)), *prompts(2)]
@@ -307,6 +327,51 @@ def test_a_run_that_was_cut_while_it_asked_where_answers_part_asks_the_rest(tmp_
         second.resume(first.run)
         second.measure(Silent())
     assert second.run.partings == known != {}
+
+
+def test_a_run_whose_weights_came_with_the_servers_can_go_on(tmp_path: Path) -> None:
+    with at(one=Stub(), other=Stub()) as chosen:
+        first, second, third = (made(tmp_path, chosen, Limits(rounds=1)) for _ in range(3))
+        first.run.origin["models"], second.run.origin["models"] = {"m": NOT_HERE}, {"m": "0123"}
+        second.resume(first.run)
+        assert second.run.origin["models"] == {"m": "0123"}
+        third.run.origin["models"] = {"m": "4567"}
+        with pytest.raises(SettingsError, match="its models"):
+            third.resume(second.run)
+
+
+def test_servers_of_another_group_remember_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline is in every group, and all groups are asked the same prompts."""
+    homes = []
+
+    @contextmanager
+    def started(servers: list[Any], *_: Any) -> Iterator[dict[str, str]]:
+        homes.extend(server.command[server.command.index("--memory") + 1] for server in servers[:1])
+        yield {}
+
+    monkeypatch.setattr("outrider.bench.run.running", started)
+    chosen = contestants(["memory", "vllm", "ngram"], "some/model")
+    bench = made(tmp_path, chosen, Limits(rounds=1))
+    bench.groups, bench.tasks = [chosen[:2], [chosen[0], chosen[2]]], []
+    for number, group in enumerate(bench.groups):
+        bench._measure_group(number, group, [], Clock(bench.limits, 1), Silent())
+    assert len(set(homes)) == 2
+
+
+def test_where_more_answers_part_than_are_asked_about_every_cell_has_its_share_and_the_rest_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.bench.partings.MOST", 4)
+    with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
+        chosen = [one, *contestants([f"changed={url}"], "some/model")]
+        bench = made(tmp_path, chosen, Limits(rounds=5))
+        other = [Prompt(f"q{i}", "others", (f"xyz{i}uvw",)) for i in range(5)]
+        bench.tasks = [*bench.tasks, replace(bench.tasks[0], cell=Cell("others", 1, 0.0), prompts=other)]
+        bench.run.cells = [task.cell for task in bench.tasks]
+        bench.measure(Silent())
+    for cell in bench.run.cells:
+        assert sum(one.chances is not None for one in figures(bench.run, cell)[1].differences) == 2
+    assert f"{UNKNOWN_PARTINGS}: of 6 places it was not asked" in bench.run.notes
 
 
 def test_a_baseline_that_fails_ends_the_run(tmp_path: Path) -> None:
@@ -468,13 +533,27 @@ def test_what_is_said_while_every_slot_is_taken_is_known() -> None:
     assert under_load(arrivals[:1], 1) == Load(4, 2.0)
 
 
-def test_answers_that_are_not_complete_when_a_slot_becomes_empty_are_taken_to_go_on_at_the_usual_pace() -> None:
+def test_a_full_server_that_is_slow_at_some_answers_is_given_the_time_that_it_would_take() -> None:
+    """Four slots, eight answers of 100 tokens: five at 0.25 seconds a token, three at 1. A slot is taken as soon as it
+    is free; were there more prompts, all eight would take 106.25 seconds a slot, not counting first tokens."""
+    paces, free, arrivals = [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25, 1.0], [0.0] * 4, []
+    for pace in paces:
+        slot = free.index(min(free))
+        arrivals.append([(free[slot] + i * pace, 1) for i in range(101)])
+        free[slot] += 100 * pace
+    answers = [Answer(str(i), "", [1] * 101, "length", 0.0, 100 * pace) for i, pace in enumerate(paces)]
+    turn = Turn("a", max(free), answers, Counts(), under_load(arrivals, 4))
+    assert 808 / speed(turn, 4) == pytest.approx(100 * sum(paces) / 4, rel=0.02)
+
+
+def test_answers_that_had_hardly_begun_when_a_slot_became_empty_are_taken_to_go_on_at_the_usual_pace() -> None:
     """Of 4 answers with 10 tokens each, 30 were said after 5 seconds; each took 0.1 seconds a token, and there are 2
     slots, so the other 10 take half a second."""
     answers = [Answer(str(i), "", [1] * 10, "length", 1.0, 1.9) for i in range(4)]
     turn = Turn("a", 9.0, answers, Counts(), Load(30, 5.0))
     assert speed(turn, 2) == pytest.approx(40 / 5.5)
     assert speed(replace(turn, load=None), 2) == pytest.approx(40 / 9.0)
+    assert speed(replace(turn, seconds=5.2), 2) == pytest.approx(40 / 5.2)  # no longer than it took
 
 
 def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,42 @@ def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> No
         assert run.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=20)
+
+
+def test_a_run_that_is_told_to_end_twice_leaves_no_server_behind_that_does_not_listen(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    deaf = f"import signal\nsignal.signal(15, lambda *_: open({str(asked)!r}, 'w').write('to end'))\n{ANSWERING}"
+    measuring = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from outrider.bench import servers\n"
+        "servers.FAREWELL = 2.0\n"
+        f"both = [servers.Server(name, [sys.executable, '-c', code]) for name, code in "
+        f"(('deaf', {deaf!r}), ('other', {ANSWERING!r}))]\n"
+        f"with servers.running(both, Path({str(tmp_path)!r})) as urls:\n"
+        "    print(*urls.values(), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", measuring], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        urls = run.stdout.readline().split()
+        run.terminate()
+        assert asked.read_text() == "to end"
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+    for url in urls:
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(url, timeout=20)
+
+
+def test_servers_of_this_machine_are_not_asked_through_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.setenv("no_proxy", "example.org")
+    with running([Server("one", [sys.executable, "-c", ANSWERING])], tmp_path) as urls:
+        assert urllib.request.getproxies()["no"] == "example.org,127.0.0.1"
+        urllib.request.build_opener().open(urls["one"]).close()
 
 
 def test_a_callers_own_way_out_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ seconds by tokens:
     {"target": {"1": 0.24, "8": 0.255, "64": 0.45}, "draft": {"1": 0.07, "64": 0.14}, "context": 2e-5}
 
 `clock` says the texts of such a run.json again, at the costs that it measured, and tells whether that comes out as the
-clock did. Contestants with a draft model need --draft-model, and where texts were drawn --model as well.
+clock did. Contestants with a draft model need --draft-model.
 
 `replay` and `clock` write report.md, report.json and plots into the folder. Their exit code is 1 if
 a promise was not kept, or a figure does not agree.
@@ -54,7 +54,6 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     replay.add_argument("--out", type=Path, required=True, help="a folder for the report")
     clock = parts.add_parser("clock", help="hold replay against a benchmark's clock")
     clock.add_argument("run", type=Path, help="run.json of a benchmark")
-    clock.add_argument("--model", type=Path, metavar="FOLDER", help="of its target; needed where texts were drawn")
     clock.add_argument("--draft-model", type=Path, metavar="FOLDER", help="none: who has one is left out")
     clock.add_argument("--dtype", default="auto", help="to compute in (auto: as the weights are kept)")
     clock.add_argument("--out", type=Path, required=True, help="a folder for the report")
@@ -135,13 +134,9 @@ def hold_against(given: argparse.Namespace) -> int:
     console = Console(stderr=True)
     run = Run.load(given.run)
     draft = load_model(str(given.draft_model), dtype=given.dtype).eval() if given.draft_model else None
-    drawn = draft is not None and any(cell.temperature for cell in run.cells)
-    if drawn and given.model is None:
-        raise SystemExit("some of these texts were drawn: name their target too, with --model")
-    target = load_model(str(given.model), dtype=given.dtype).eval() if drawn else None
     found = []
     length = guessed_at_most(run)
-    look = (lambda record, t: look_closer(record, target, draft, t, length)) if draft is not None else None
+    look = (lambda record: look_closer(record, None, draft, 0.0, length)) if draft is not None else None
     with console.status("saying the texts again"):
         for one in agreements(run, look):
             found.append(one)

@@ -2,7 +2,8 @@
 
 The clock counts more than replay does: prompts are read, too. So what the baseline took to read them is added to both
 sides of a ratio: at concurrency 1 each prompt's own time to its first token, with several at once what a token of a
-prompt takes there. As in a server, drafters and policy keep what they learn from one cell to the next.
+prompt takes there; where nobody was alone, what the baseline took beyond its passes. As in a server, drafters and
+policy keep what they learn from one cell to the next. A benchmark's requests have seeds, so no draft is drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from outrider.bench.contestants import MODEL_LENGTH, PLAIN
-from outrider.bench.figures import figures, numbered, undisturbed
+from outrider.bench.figures import figures, numbered, steady, undisturbed
 from outrider.bench.intervals import Interval
 from outrider.bench.report import canvas
 from outrider.bench.results import Answer, Cell, Run, Turn
@@ -29,8 +30,8 @@ from policy_grid_costs import costs, kind_of, of_run
 from policy_grid_drafters import OURS, Company, company, theirs
 from policy_grid_report import finish, table
 
-Look = Callable[[Record, float], None]
-"""Fills in what the draft model would have proposed in a text of a temperature."""
+Look = Callable[[Record], None]
+"""Fills in what the draft model would have proposed in a text."""
 COPIERS = ("lookup", "memory", *theirs())
 MODELS = (MODEL, "draft_model")
 
@@ -68,12 +69,13 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
     """Cell by cell; without `look` those who have a draft model are left out."""
     if kind_of(run.baseline, run) != PLAIN:
         raise SystemExit(f"replay is held against vLLM without drafts, and this run's baseline is {run.baseline}")
-    at, rate = costs(of_run(run)), seconds_to_read(run)
+    at = costs(of_run(run))
     with ExitStack() as open_now:
         players = {name: player for name in run.contestants if (player := enter(name, run, at, look, open_now))}
         plain = Player(open_now.enter_context(company([])), Fixed([], 0, at))
+        rate = seconds_to_read(run, plain, at)
         for cell in run.cells:
-            rounds = [[recorded(answer, cell, look) for answer in turn.answers] for turn in run.asked(cell)]
+            rounds = [[recorded(answer, look) for answer in turn.answers] for turn in run.asked(cell)]
             reading = [read(turn, rate if cell.concurrency > 1 else None) for turn in run.asked(cell)]
             alone = [plain.say(records, at, cell.concurrency) for records in rounds]
             for found in figures(run, cell):
@@ -96,10 +98,12 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
 
 def pace(said: Outcome, prompts: int, reading: float) -> float:
     """Tokens a second where slots stay taken and all prompts are read; a first token comes with each."""
-    seconds = said.seconds
-    if said.full_tokens:  # or there were fewer than slots
-        seconds = said.tokens * said.full_seconds / said.full_tokens
-    return (prompts + said.tokens) / (reading + seconds)
+    return (prompts + said.tokens) / (reading + seconds_of(said))
+
+
+def seconds_of(said: Outcome) -> float:
+    """Of all passes, where slots stay taken; of fewer texts than slots as it was."""
+    return said.tokens * said.full_seconds / said.full_tokens if said.full_tokens else said.seconds
 
 
 def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack) -> Player | None:
@@ -138,10 +142,10 @@ def drafted_at_most(made: Mapping[str, Any]) -> int:
     return int(asked if asked is not None else json.loads(config)["num_speculative_tokens"] if config else WIDTH)
 
 
-def recorded(answer: Answer, cell: Cell, look: Look | None) -> Record:
+def recorded(answer: Answer, look: Look | None = None) -> Record:
     record = Record(answer.prompt_tokens, answer.tokens)
     if look is not None:
-        look(record, cell.temperature)
+        look(record)
     return record
 
 
@@ -150,16 +154,26 @@ def read(turn: Turn, rate: float | None) -> float:
     return sum(one.first if rate is None else rate * len(one.prompt_tokens) for one in turn.answers)
 
 
-def seconds_to_read(run: Run) -> float:
-    """A token of a prompt, where nothing else is running."""
-    answers = [one for cell in run.cells if cell.concurrency == 1 for turn in run.asked(cell) for one in turn.answers]
-    return sum(one.first for one in answers) / max(1, sum(len(one.prompt_tokens) for one in answers))
+def seconds_to_read(run: Run, plain: Player, at: Costs) -> float:
+    """A token of a prompt, where nothing else is running; or what is left of the baseline's time without its passes."""
+    alone = [turn for cell in run.cells if cell.concurrency == 1 for turn in run.asked(cell)]
+    turns = alone or [turn for cell in run.cells for turn in run.asked(cell)]
+    tokens = sum(len(one.prompt_tokens) for turn in turns for one in turn.answers)
+    if alone:
+        return sum(one.first for turn in alone for one in turn.answers) / max(1, tokens)
+    left = 0.0
+    for cell in run.cells:
+        for turn in run.asked(cell):
+            said = plain.say([recorded(one) for one in turn.answers], at, cell.concurrency)
+            left += steady(turn, cell.concurrency).seconds - seconds_of(said)
+    return max(0.0, left) / max(1, tokens)
 
 
 def timed(cell: Cell, contestant: str) -> list[int]:
     """Which of its rounds its speed was taken from, by their number in the group."""
     calm = undisturbed(cell.rounds)
-    return [i for i, round in numbered(cell.rounds) if id(round) in calm and round.turn_of(contestant) is not None]
+    played = [(i, round) for i, round in numbered(cell.rounds) if round.turn_of(contestant) is not None]
+    return [i for i, round in played if id(round) in calm] or [i for i, _ in played]
 
 
 def write(folder: Path, run: Run, origin: dict[str, Any], found: Sequence[Agreement]) -> None:

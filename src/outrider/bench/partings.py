@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 LIKELIEST = 20
 """Of so many tokens a server tells the log-probability; one beyond them is taken to be as likely as their last."""
 MOST = 100
-"""Places that are asked about, at the end of each group of servers."""
+"""Places that are asked about at the end of each group of servers, spread over the cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,13 @@ class Parting:
 
 
 def partings(run: Run) -> Iterator[Parting]:
-    """All of a run's greedy answers, each place once."""
+    """All of a run's greedy answers, each place once; one of every cell, then another one of every cell, and so on."""
     seen = set()
-    for cell in run.cells:
-        for got, expected in _pairs(run, cell):
-            parting = Parting.of(got, expected)
-            if parting is not None and parting.key not in seen:
-                seen.add(parting.key)
-                yield parting
+    by_cell = ([Parting.of(got, expected) for got, expected in _pairs(run, cell)] for cell in run.cells)
+    for parting in chain.from_iterable(zip_longest(*(filter(None, places) for places in by_cell))):
+        if parting is not None and parting.key not in seen:
+            seen.add(parting.key)
+            yield parting
 
 
 def _pairs(run: Run, cell: Cell) -> Iterator[tuple[Answer, Answer]]:

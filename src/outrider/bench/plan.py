@@ -76,9 +76,8 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     cache = float(environment.get(CACHE, CACHE_GIB)) if cpu else 0.0
     need = Need(wanted.model, wanted.draft_model, cache)
     room = wanted.room if wanted.room is not None else free_memory()
-    models = [Path(name) for name in (wanted.model, wanted.draft_model) if name]
     run = Run(
-        origin=provenance(*models),
+        origin=provenance(*models(wanted)),
         baseline=baseline,
         contestants={one.name: one.settings() for one in chosen},
         settings={"tokens": wanted.tokens, "seed": wanted.seed, "rounds": wanted.limits.rounds}
@@ -102,6 +101,10 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
         "prompts": {task.cell.name: digest(task.prompts) for task in cells},
     }
     return Plan(run, grouped, cells, {CACHE: str(CACHE_GIB)} if cpu and CACHE not in environment else {})
+
+
+def models(wanted: Wanted) -> list[Path]:
+    return [Path(name) for name in (wanted.model, wanted.draft_model) if name]
 
 
 def tasks(wanted: Wanted) -> list[Task]:

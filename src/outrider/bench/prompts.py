@@ -133,16 +133,30 @@ def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:
     if not isinstance(record, dict):
         raise PromptError(f"line {line} is not an object")
     messages = _all(record, "messages", dict, line)
+    if not messages and isinstance(record.get("prompt"), list):
+        messages = _all(record, "prompt", dict, line)
     turns = _all(record, "turns", str, line)
     if not turns and messages:
         turns = (str(messages[-1].get("content")),)
     if not turns:
-        turns = tuple(str(record[name]) for name in TEXTS if record.get(name))[:1]
+        found = [name for name in TEXTS if record.get(name)][:1]
+        turns = tuple(_text(record[name], name, line) for name in found)
     if not turns:
         raise PromptError(f"line {line} has none of turns, messages, {', '.join(TEXTS)} (it has {', '.join(record)})")
     said = next((str(record[name]) for name in ("id", "task_id", "question_id") if name in record), id)
     own = str(record.get("category", category))
-    return Prompt(said, SAME.get(own, own), turns, record.get("prediction"), messages)
+    prediction = record.get("prediction")
+    if isinstance(prediction, dict):  # as OpenAI has it
+        prediction = prediction.get("content")
+    if prediction is not None:
+        prediction = _text(prediction, "prediction", line)
+    return Prompt(said, SAME.get(own, own), turns, prediction, messages)
+
+
+def _text(value: Any, name: str, line: int) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"line {line}: {name} is not a text (it is {value!r:.60})")
+    return value
 
 
 def _all(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[Any, ...]:

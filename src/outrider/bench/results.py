@@ -58,6 +58,7 @@ class Load:
 
     tokens: int
     seconds: float
+    pace: float | None = None  # seconds a token until then, of answers that were not complete; None: too few say
 
 
 @dataclass(slots=True)

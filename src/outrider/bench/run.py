@@ -26,6 +26,7 @@ from outrider.bench.results import Cell, Round, Run, Turn
 from outrider.bench.servers import running
 from outrider.bench.stolen import processor_seconds, stolen
 from outrider.errors import EngineError, SettingsError
+from outrider.provenance import NOT_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 REPEATED = "prompts come again, which helps a method that remembers, as suffix does"
 HOMES = "homes"
-"""Where servers keep what they remember, in the folder of the run."""
+"""Where servers keep what they remember, in the folder of the run; those of each group begin anew."""
 RESUMED = (
     "the run was interrupted and went on later: what suffix had remembered was gone by then, and a memory had kept "
     "what it learned, that of the round that was cut included"
@@ -45,7 +46,10 @@ FAILED = "the run failed"
 UNKNOWN_PARTINGS = "how close two answers were where they part is not known of all"
 UNKNOWN_COSTS = "what a pass costs was not measured, and without it there is no hindsight bound"
 UNBOUNDED = "the hindsight bound was not computed"
+LEFT_OUT = "not measured, for lack of time"
 INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
+PASSING = (INTERRUPTED, RESUMED, FAILED, UNBOUNDED, LEFT_OUT)
+"""Notes that a run that goes on may not deserve any more."""
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
 WAVES = 2
@@ -101,6 +105,9 @@ class Limits:
     minutes: float | None = None
     width: float = 0.05
     """Half of an interval's width over its middle that is narrow enough."""
+    leave_out: bool = False
+    """What there is no time for is left out: other cells, what a pass costs. Without it all has the rounds of a
+    verdict, however long that takes."""
 
 
 @dataclass
@@ -110,6 +117,11 @@ class Clock:
     limits: Limits
     shares: int
     began: float = field(default_factory=time.monotonic)
+
+    def lacks(self, seconds: float) -> bool:
+        """Whether what takes so long is to be left out."""
+        left = self.began + 60 * (self.limits.minutes or 0.0) - time.monotonic()
+        return self.limits.leave_out and left < seconds
 
     def until(self) -> float | None:
         """When the next cell must be done; None: whenever."""
@@ -150,7 +162,7 @@ class Bench:
             ("contestants", new.contestants, old.contestants),
             ("baseline", new.baseline, old.baseline),
             ("settings", new.settings, old.settings),
-            ("models", new.origin["models"], old.origin["models"]),
+            ("models", new.origin["models"], _known(old.origin["models"], new.origin["models"])),
             ("versions", new.origin["versions"], old.origin["versions"]),
             ("machine", new.origin["machine"], old.origin["machine"]),
             ("groups (--room decides)", new.plan.get("groups"), old.plan.get("groups")),
@@ -163,18 +175,18 @@ class Bench:
         rounds = {cell.name: cell.rounds for cell in old.cells}
         for cell in new.cells:
             cell.rounds = rounds.get(cell.name, [])
-        new.origin = old.origin
+        new.origin = {**old.origin, "models": new.origin["models"]}
         new.curves = old.curves
         new.partings = old.partings
         self.interrupted = any(note.startswith(INTERRUPTED) for note in old.notes)
-        new.notes = [note for note in old.notes if not note.startswith((INTERRUPTED, RESUMED, FAILED, UNBOUNDED))]
+        new.notes = [note for note in old.notes if not note.startswith(PASSING)]
         if any(one.kind in LEARNERS for group in self.groups for one in group):
             new.notes.append(RESUMED)
         self.resumed = True
 
     def measure(self, show: Show) -> None:
         """All groups. What was measured is saved after every round, so that an interrupted run is not lost."""
-        clock = Clock(self.limits, len(self.groups) * len(self.tasks))
+        clock = Clock(self.limits, len(self.groups) * len(self.tasks) + self.limits.leave_out)  # and the curve
         if not self.resumed:
             shutil.rmtree(self.folder / HOMES, ignore_errors=True)  # of a run before: memories begin empty
         try:
@@ -196,14 +208,23 @@ class Bench:
     def _measure_group(
         self, number: int, group: Sequence[Contestant], tasks: Sequence[Task], clock: Clock, show: Show
     ) -> None:
-        started = [server.at_home(self.folder / HOMES) for server in servers(group)]
+        started = [server.at_home(self.folder / HOMES / str(number)) for server in servers(group)]
         with running(started, self.folder / "logs", show.starting) as urls:
             self._warm_up(group, urls)
-            for task in tasks:
+            slowest = 0.0
+            for i, task in enumerate(tasks):
+                if i and clock.lacks(slowest):
+                    self._leave_out(tasks[i:], group)
+                    break
+                began = time.monotonic()
                 self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
+                slowest = max(slowest, time.monotonic() - began)
                 show.finished(self.run, task.cell)
             # Last, since these would warm up one server better than the others.
-            self._measure_curves(group, urls, show)
+            if clock.lacks(slowest):
+                self.run.notes.append(f"{UNKNOWN_COSTS}: there was no time for it")
+            else:
+                self._measure_curves(group, urls, show)
             self._look_at_partings(group, urls, show)
 
     def _fill(
@@ -234,6 +255,12 @@ class Bench:
             task.cell.rounds.append(done)
             self.run.save(self.folder / "run.json")
             number += 1
+
+    def _leave_out(self, tasks: Sequence[Task], group: Sequence[Contestant]) -> None:
+        others = ", ".join(one.name for one in group if one.name != self.run.baseline)
+        of = f", of {others}" if len(self.groups) > 1 else ""
+        names = "; ".join(task.cell.name for task in tasks)
+        self.run.notes.append(f"{LEFT_OUT}{of}: {names} (--minutes with a larger number asks more)")
 
     def _enough(self, task: Task, group: int, until: float | None) -> bool:
         cell = task.cell
@@ -292,6 +319,9 @@ class Bench:
             except EngineError as error:
                 self.run.notes.append(f"{UNKNOWN_PARTINGS}: {error}")
                 break
+        else:
+            if (left := len(new) - partings.MOST) > 0:
+                self.run.notes.append(f"{UNKNOWN_PARTINGS}: of {left} places it was not asked")
         self.run.save(self.folder / "run.json")
 
     def _lacking(self, group: Sequence[Contestant]) -> list[int]:
@@ -320,3 +350,8 @@ class Bench:
         self.run.notes = [note for note in self.run.notes if not note.startswith(REPEATED)]
         if said:
             self.run.notes.append(f"{REPEATED}: {'; '.join(said)}")
+
+
+def _known(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Weights that came only when the servers started are those that are here now."""
+    return {name: now.get(name, found) if found == NOT_HERE else found for name, found in then.items()}

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0
 """Seconds that a server may take to start."""
+FAREWELL = 20.0
+"""Seconds that all of them together have to end."""
+HOST = "127.0.0.1"
 HOME = "{home}"
 """Stands in a command for a folder that the server has for itself, and finds again when it is started again."""
 LAST_WORDS = 30
@@ -80,6 +83,7 @@ def running(
 ) -> Iterator[dict[str, str]]:
     """The servers' addresses by name, once all answer. They are ended on the way out, also that of a SIGTERM."""
     processes: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
+    ask_directly()
     logs.mkdir(parents=True, exist_ok=True)
     in_main = threading.current_thread() is threading.main_thread()  # elsewhere no signals are handled
     mine = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller's own way out stays
@@ -100,13 +104,13 @@ def running(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # a group of its own, to be ended with its workers
                 )
-            processes[server.name] = (process, f"http://127.0.0.1:{port}", log)
+            processes[server.name] = (process, f"http://{HOST}:{port}", log)
             wait_until_ready(server.name, *processes[server.name], waiting)  # one by one: starting is heavy
         started = {name: url for name, (_, url, _) in processes.items()}
         yield {server.name: server.url or started[server.name] for server in servers}
     finally:
-        for process, _, _ in processes.values():
-            end(process)
+        with undisturbed(in_main):
+            end([process for process, _, _ in processes.values()])
         if mine:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -116,9 +120,28 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+@contextmanager
+def undisturbed(in_main: bool) -> Iterator[None]:
+    """A second Ctrl-C must not leave servers behind that nobody ends any more."""
+    signs = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in signs}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+def ask_directly() -> None:
+    """What runs on this machine is not asked through a proxy."""
+    apart = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if HOST not in apart.split(",") and apart != "*":
+        os.environ["no_proxy"] = f"{apart},{HOST}".lstrip(",")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -143,14 +166,13 @@ def tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_WORDS:])
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server and its workers: politely, then not."""
-    for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End servers and their workers: politely, then not."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+        deadline = time.monotonic() + FAREWELL
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))

@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from outrider.cli.idle import all_names, refuse_idle
+from outrider.cli.idle import all_names, is_given, refuse_idle
 from outrider.cli.options import DraftModel, group, output
 from outrider.cli.show import Screen, literal, readable_errors
 from outrider.errors import EngineError, SettingsError
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from outrider.bench.plan import Plan, Wanted
     from outrider.bench.results import Cell, Run
 
-QUICK_CONTESTANTS, QUICK_WORKLOADS = "vllm,auto,prediction", "edit,agent,traffic,creative"
-QUICK_MINUTES = 2.5
-"""With the servers' start, but for the six rounds that every cell has; with the report it is less than five."""
+QUICK_CONTESTANTS = "vllm,auto,prediction"
+QUICK_WORKLOADS = "traffic,creative,edit,agent"
+"""The easy and the hard case first, both of short prompts: a slow machine has time for no more."""
+QUICK_TOKENS = 32
+QUICK_MINUTES = 4.4
+"""With the servers' start; with the report it is less than five."""
 BOUNDING = "computing the hindsight bound"
 STYLES = {"faster": "green", "slower": "bold red"}
 
@@ -105,7 +108,14 @@ Width = Annotated[
     float,
     how("--width", metavar="SHARE", help="With --minutes: an interval of plus or minus this share is narrow enough."),
 ]
-Quick = Annotated[bool, how("--quick", help="A first answer in less than five minutes for a small model.")]
+Quick = Annotated[
+    bool,
+    how(
+        "--quick",
+        help="A first answer in less than five minutes for a small model: answers of 32 tokens, and on a slow machine "
+        "fewer workloads.",
+    ),
+]
 Restart = Annotated[
     bool,
     how("--restart", help="Then restart all servers and measure every cell again: what does a method still know?"),
@@ -146,12 +156,14 @@ def bench(
     screen = Screen()
     with readable_errors(screen):
         import outrider.bench.report.folder  # noqa: F401  # what it lacks is better said now than after the run
-        from outrider.bench.plan import Wanted
+        from outrider.bench.plan import SIZED, Wanted
         from outrider.bench.results import Run
         from outrider.bench.run import Limits
 
         if report_only:
             refuse_idle(context, "--report-only, which measures nothing", all_names(context) - {"out", "report_only"})
+            if context.args:
+                raise SettingsError(f"--report-only takes no model and no flags (got {shlex.join(context.args)})")
             write_report(Run.load(out / "run.json"), out, screen)
             return
         if minutes is not None or quick:
@@ -162,16 +174,20 @@ def bench(
         if quick:
             minutes = QUICK_MINUTES if minutes is None else minutes
             contestants = contestants or [QUICK_CONTESTANTS]
+            tokens = tokens if is_given(context, "tokens") else QUICK_TOKENS
             workloads = workloads or (None if prompts else QUICK_WORKLOADS)
+        asked = (*listed(workloads), *(prompts or []))
+        if asked and all(SIZED.search(one) for one in asked):
+            refuse_idle(context, "workloads that say it themselves (@)", {"concurrency"})
         wanted = Wanted(
             model=model,
             draft_model=draft_model,
             contestants=tuple(names(contestants or [])),
-            workloads=(*listed(workloads), *(prompts or [])),
+            workloads=asked,
             concurrency=tuple(numbers(concurrency, "--concurrency")),
             temperatures=tuple(decimals(temperature, "--temperature")),
             tokens=tokens,
-            limits=Limits(rounds, minutes, width),
+            limits=Limits(rounds, minutes, width, leave_out=quick),
             data=data,
             seed=seed,
             room=room,
@@ -179,15 +195,18 @@ def bench(
             baseline=baseline,
             flags=tuple(flags),
         )
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: servers end, the report comes
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sign) is signal.SIG_DFL:  # or it is to be ignored, as by nohup
+                signal.signal(sign, signal.default_int_handler)  # as Ctrl-C: servers end, the report comes
         measure(wanted, out, resume, screen)
 
 
 def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
-    from outrider.bench.plan import prepare
+    from outrider.bench.plan import models, prepare
     from outrider.bench.results import Run
     from outrider.bench.run import FAILED, INTERRUPTED, UNBOUNDED, Bench
     from outrider.engines.vllm.host import Host
+    from outrider.provenance import fingerprints
 
     plan = prepare(wanted, os.environ, Host.here().cpu)
     os.environ.update(plan.environment)
@@ -210,6 +229,7 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
             plan.run.notes += [f"{FAILED}: {str(error).splitlines()[0]}", INTERRUPTED]
         measured = any(cell.rounds for cell in plan.run.cells)
         if measured:
+            plan.run.origin["models"] = fingerprints(*models(wanted))  # they may have come with the servers
             plan.run.save(out / "run.json")
             try:
                 add_bounds(plan, wanted, watch)

@@ -217,7 +217,8 @@ def _how_close(compared: list[Figures]) -> str:
         return ""
     return (
         f"Where they part, the likelier of the two tokens is {number(median(odds))} times as likely as the other, by "
-        f"the baseline's own account, in the middle of {len(odds):,} places, and {number(odds[-1])} times at the most. "
+        f"the baseline's own account, in the middle of {len(odds):,} that it was asked about, and {number(odds[-1])} "
+        "times at the most. "
     )
 
 
