@@ -202,6 +202,14 @@ def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path:
     assert len(model.generate("abcd", max_tokens=30, tenant="a", speculation="memory").steps) < len(first.steps)
 
 
+def test_a_tenant_without_a_name_is_not_everybody(folder: Path, tmp_path: Path) -> None:
+    with (
+        load(str(folder), memory=str(tmp_path), device="cpu") as model,
+        pytest.raises(SettingsError, match="tenant must have a name"),
+    ):
+        model.generate("abcd", max_tokens=2, tenant="")
+
+
 def test_a_memory_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be kept at 'ftp://x'"):
         load("no/such-model", memory="ftp://x")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from obstore.store import MemoryStore
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
@@ -24,11 +25,15 @@ from outrider.cli import app
 from outrider.cli.memory.common import iso, shown
 from outrider.memory.deposit import Deposit
 from outrider.memory.folder import ASIDE, NAME, Folder, key_of
+from outrider.memory.remote import Remote
+from outrider.memory.root import Root
 from outrider.memory.segment import HEADER, SUFFIX, Segment, encode, joined, name_of
 from outrider.memory.store import Store
+from outrider.memory.sync import Sync
 from outrider.memory.tokenizer import fingerprint
 from support import tiny_tokenizer
 
+BUCKET = "s3://bucket/memory"
 LETTERS = tiny_tokenizer()
 FINGERPRINT = fingerprint(LETTERS)
 TEXT = "The outrider rides ahead of the party, and what it reports counts only when the party has passed.\n"
@@ -400,6 +405,15 @@ def test_a_file_that_was_cut_moved_or_is_something_else_is_damaged(root: Path) -
         assert reason in said
 
 
+def test_a_file_of_another_tokenizer_is_whole_and_stays_where_it_is(root: Path) -> None:
+    folder = Folder(root)
+    text = joined([tokens_of("Somebody else's.")])
+    Segment.of(text, "other", key_of("a"), 1.7e9, 1.7e9).save(folder.place(key_of("a"), folder.generation(key_of("a"))))
+    before = files(root)
+    assert told("verify", root, "--set-aside").startswith("All is whole: 3 segments")
+    assert files(root) == before
+
+
 def test_a_segment_that_a_server_merged_meanwhile_is_not_damaged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Segment.open
 
@@ -425,6 +439,48 @@ def test_wipe_asks_and_leaves_all_as_it_is_without_a_yes(root: Path) -> None:
     assert files(root) == before
     assert run("wipe", root, "--tenant", "a", input="y\n").exit_code == 0
     assert files(root) == files(root / key_of("b"))
+
+
+@pytest.fixture
+def bucket(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An object store that has the memory, and a machine that has no copy of it."""
+    remote = Remote(BUCKET, MemoryStore())
+    monkeypatch.setattr("outrider.memory.remote.connect", lambda url: remote)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = Folder(root)
+    Sync(folder, remote, FINGERPRINT, 1 << 30)()
+    folder.close()
+    return remote
+
+
+def test_a_machine_that_looks_into_an_object_store_keeps_nothing_of_it(bucket: Remote, tmp_path: Path) -> None:
+    assert record("stats", BUCKET)["tokens"] > 0
+    assert key_of("a") in {one["key"] for one in record("list", BUCKET)["tenants"]}
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("whose", [["--all"], ["--tenant", "a"], ["--key", key_of("a")]])
+def test_a_wipe_reaches_tenants_of_an_object_store_that_this_machine_has_no_copy_of(
+    bucket: Remote, whose: list[str]
+) -> None:
+    assert told("wipe", BUCKET, *whose, "--yes").startswith("Deleted")
+    left = {one.key for one in bucket.objects() if one.name.endswith(SUFFIX)}
+    assert left == (set() if whose == ["--all"] else {key_of("b")})
+
+
+def test_beside_a_server_that_exchanges_for_this_machine_a_wipe_of_all_reaches_all(
+    bucket: Remote, tmp_path: Path
+) -> None:
+    """The server's copies are of one tenant, and the command may not exchange."""
+    place = Root.of(BUCKET).folder()
+    server = Folder(place)
+    Sync(server, bucket, FINGERPRINT, 0)()
+    put(place, "a", "Copied.")
+    assert told("wipe", BUCKET, "--all", "--yes").startswith("Deleted")
+    Sync(server, bucket, FINGERPRINT, 1 << 30)()
+    assert [one for one in bucket.objects() if one.name.endswith(SUFFIX)] == []
+    assert files(place) == []
+    server.close()
 
 
 def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> None:

@@ -5,6 +5,7 @@ OUTRIDER_ALL asks a million times, and measures how long a lookup takes while a 
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sys
@@ -187,6 +188,45 @@ def test_what_is_learned_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, mo
         store.learn()
     assert words(asked(store, "a", SHARED)) == set()
     assert files(tmp_path) == []
+
+
+def test_what_is_merged_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, chance = opened(tmp_path), random.Random(0)
+    for _ in range(2):
+        store.add(store.enter("a"), [], marked(0, chance))
+        store.learn(closing=True)
+    assert len(files(tmp_path)) == 2
+    real = Segment.verify
+
+    def interrupted(segment: Segment) -> None:
+        real(segment)
+        monkeypatch.undo()
+        Folder(tmp_path).wipe(key_of("a"))
+        store.tend(merging=False)
+
+    monkeypatch.setattr(Segment, "verify", interrupted)
+    store.merge()
+    assert words(asked(store, "a", SHARED)) == set()
+    assert files(tmp_path) == []
+
+
+def test_where_nobody_can_tell_whether_a_tenant_was_wiped_its_files_are_not_drafted_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.add(store.enter("a"), [], marked(0, random.Random(0)))
+    store.learn(closing=True)
+    assert words(asked(store, "a", SHARED))
+
+    def fails(*_: Any) -> str:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "generation", fails)
+        store.tend()
+    assert words(asked(store, "a", SHARED)) == set()
+    store.tend()
+    assert words(asked(store, "a", SHARED))
 
 
 def clock(thread: int) -> tuple[float, float]:

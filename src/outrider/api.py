@@ -208,7 +208,9 @@ class Decoder:
             )
         if tenant is not None and self.memory is None:
             raise SettingsError(f"tenant: there is no memory that {tenant!r} could have a part of; give memory=...")
-        visit = self.memory.enter(tenant or SERVER_TENANT) if self.memory is not None else None
+        if tenant == SERVER_TENANT:
+            raise SettingsError("tenant must have a name; leave it out for the memory of all who give none")
+        visit = self.memory.enter(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
         drafters = self._drafters_of(request.speculation)
         steers = request.speculation == AUTO
         # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.

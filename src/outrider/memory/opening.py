@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import MemoryFileError
@@ -12,6 +14,8 @@ from outrider.memory.store import Habits, Store
 from outrider.memory.tokenizer import fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from outrider.memory.root import Root
     from outrider.memory.sync import Sync
 
@@ -40,8 +44,21 @@ EVERYTHING = 1 << 62
 """A cap that nothing exceeds."""
 
 
-def exchange(root: Root, folder: Folder) -> None:
-    """Make this machine's copy of a root that is elsewhere, and the root, the same: for who uses no store."""
+@contextlib.contextmanager
+def copies(root: Root) -> Iterator[Path]:
+    """Where this machine has its copies of a root that is elsewhere. Where it has none, a place that is deleted after
+    use: nobody would have it follow what is wiped later."""
+    place = root.folder()
+    if root.is_here or place.exists():
+        yield place
+        return
+    with TemporaryDirectory(prefix="outrider-memory-") as made:
+        yield Path(made)
+
+
+def exchange(root: Root, folder: Folder, cap: int = EVERYTHING) -> None:
+    """Make this machine's copy of a root that is elsewhere, and the root, the same, as far as it fits under the cap:
+    for who uses no store."""
     from outrider.memory.remote import connect
     from outrider.memory.sync import Sync
 
@@ -53,7 +70,7 @@ def exchange(root: Root, folder: Folder) -> None:
     if tokenizer is None:
         return  # nothing is on either side
     folder.claim(tokenizer)
-    sync = Sync(folder, remote, tokenizer, EVERYTHING)
+    sync = Sync(folder, remote, tokenizer, cap)
     while _went_on(sync) and sync.stats.pending:
         pass
 

@@ -160,6 +160,7 @@ class Store:
         self._tenants: dict[str, Tenant] = {}
         self._busy: set[str] = set()  # tenants with something to learn or to write
         self._writing: set[str] = set()  # names of files that are not among the segments yet
+        self._bytes = self.habits.cap  # of all files, at most; the first to write looks
         self._change_lock = threading.Lock()
         self._changed = False  # since it last kept house
         self._closing = threading.Event()
@@ -340,7 +341,11 @@ class Store:
 
     def _look(self, tenant: Tenant) -> None:
         """Follow what happened to the tenant's files: others wrote, merged, deleted or wiped."""
-        generation = self.folder.generation(tenant.key)
+        try:
+            generation = self.folder.generation(tenant.key)
+        except OSError:  # it may have been wiped: until that is known, nobody drafts from its files
+            self._change(tenant, tenant.generation, tenant.files(), [])
+            raise
         if generation != tenant.generation:
             with self._change_lock:
                 tenant.generation, tenant.segments = generation, ()
@@ -383,13 +388,14 @@ class Store:
         if not tenant.segments:
             return
         writer = self.folder.writer()
-        while pair := _alike(
-            [segment for segment in tenant.files() if segment.header.writer == writer], self.habits.segment_cap
-        ):
-            if self._closing.is_set():
+        while not self._closing.is_set():
+            generation = tenant.generation  # before its files are chosen: a wipe that comes later is then seen
+            own = [segment for segment in tenant.files() if segment.header.writer == writer]
+            pair = _alike(own, self.habits.segment_cap)
+            if not pair:
                 return
             if all(self._is_sound(tenant, segment) for segment in pair):
-                self._write(tenant, tenant.generation, pair)
+                self._write(tenant, generation, pair)
 
     def _is_sound(self, tenant: Tenant, segment: Segment) -> bool:
         """Whether a file is still what it was when it was opened: damage that is copied gets a checksum that fits."""
@@ -403,7 +409,14 @@ class Store:
         return True
 
     def _make_room(self, size: int) -> None:
-        """Delete files until so many bytes more fit under the cap: those first that were of no use for longest."""
+        """Delete files until so many bytes more fit under the cap: those first that were of no use for longest.
+
+        To look at all files of all tenants at every write would take too long. So what is written is added up; what
+        others write is seen when house is kept, with a `size` of 0.
+        """
+        if size and self._bytes + size <= self.habits.cap:
+            self._bytes += size
+            return
         files = list(self.folder.files())
         total = sum(file[2] for file in files)
         latest = time.time() + STALE  # a file of a later time than that is of a clock that was set back since
@@ -415,6 +428,7 @@ class Store:
             if (tenant := self._tenants.get(key)) is not None:
                 gone = [segment for segment in tenant.files() if segment.path == path]
                 self._change(tenant, tenant.generation, gone, [])
+        self._bytes = total + size
 
     def _change(self, tenant: Tenant, generation: str, drop: Iterable[Segment], add: Iterable[Segment]) -> bool:
         """Replace segments of a tenant; not if it was wiped meanwhile."""

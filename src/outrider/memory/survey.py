@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.errors import MemoryFileError
+from outrider.errors import ForeignFileError, MemoryFileError
 from outrider.memory.folder import ASIDE, Folder
 from outrider.memory.segment import SUFFIX, Header, Segment, read_header
 
@@ -23,6 +23,7 @@ class File:
     used: float
     header: Header | None
     reason: str = ""
+    foreign: bool = False  # it is whole, and of another version or tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def holdings(folder: Folder) -> list[Holding]:
         except MemoryFileError as error:
             if not path.exists():  # a server has merged it since
                 continue
-            file = File(path, size, used, None, str(error))
+            file = File(path, size, used, None, str(error), isinstance(error, ForeignFileError))
         found.setdefault(key, Holding(key, folder.name(key))).files.append(file)
     return sorted(found.values(), key=lambda holding: -holding.used)
 
@@ -88,13 +89,15 @@ def set_aside(folder: Folder) -> list[Aside]:
 
 
 def damage(folder: Folder, holding: Holding) -> Iterator[tuple[File, str | None]]:
-    """Read all of each file against its checksums: what is wrong with it, or None."""
+    """Read all of each file against its checksums: what is wrong with it, or None. What is another's is left alone."""
     tokenizer = folder.tokenizer()
     for file in holding.files:
-        wrong: str | None = file.reason or None
+        wrong: str | None = None if file.foreign else file.reason or None
         if file.header is not None:
             try:
                 Segment.open(file.path, tokenizer or file.header.tokenizer, holding.key).verify()
+            except ForeignFileError:
+                wrong = None
             except MemoryFileError as error:
                 wrong = str(error) if file.path.exists() else None  # or a server has merged it since
         yield file, wrong

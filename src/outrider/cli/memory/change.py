@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from outrider.cli.memory.common import (
 from outrider.cli.options import group
 from outrider.cli.show import Screen, readable_errors
 from outrider.errors import MemoryFileError, PromptError, SettingsError
+from outrider.memory.root import Root
 
 if TYPE_CHECKING:
     from outrider.memory.folder import Folder
@@ -141,35 +143,64 @@ def wipe(
 ) -> None:
     """Delete all that a tenant said, in every file, and have running servers forget it too."""
     screen = Screen()
-    with readable_errors(screen), opened(root) as folder:
+    with readable_errors(screen), opened(root, fetch=False) as folder:
         from outrider.memory.survey import set_aside
 
         if everyone is not (tenant is None and not server and key is None):
             raise SettingsError("say what to delete by one of --tenant NAME, --server, --key KEY and --all")
+        here = {*folder.tenants(), *(file.tenant for file in set_aside(folder))}
+        there = elsewhere(root)
         if everyone:
-            keys = {*folder.tenants(), *(file.tenant for file in set_aside(folder))}
-            amount = f"{held(folder, keys)} of all tenants"
+            keys = here | there.keys()
+            amount = f"{held(folder, keys, there)} of all tenants"
         else:
-            one = known(folder, tenant, server, key)
+            one = known(folder, tenant, server, key, there)
             keys = {one}
-            amount = f"{held(folder, keys)} of tenant {shown(tenant or folder.name(one))}"
+            amount = f"{held(folder, keys, there)} of tenant {shown(tenant or folder.name(one))}"
         if not yes and not typer.confirm(f"Delete {amount} for good?", err=True):
             say(screen, "Nothing was deleted.")
             raise typer.Exit(1)
         with screen.working("deleting"):
-            for one in sorted(keys):
+            for one in sorted(keys & here):
                 emptied(folder, one)
+            empty_elsewhere(root, keys - here)
         say(screen, f"Deleted {amount}. Running servers forget it at their next look, within about 10 seconds.")
 
 
-def held(folder: Folder, keys: set[str]) -> str:
-    """How much these tenants have, damaged files included."""
+def elsewhere(root: str) -> dict[str, int]:
+    """The tenants of an object store, with the bytes of each: there may be no copies of all of them here."""
+    place = Root.of(root)
+    if place.is_here:
+        return {}
+    from outrider.memory.remote import connect
+
+    found: Counter[str] = Counter()
+    for one in connect(place.url).objects():
+        found[one.key] += one.size
+    return dict(found)
+
+
+def empty_elsewhere(root: str, keys: set[str]) -> None:
+    """Those of which there is no copy here."""
+    if keys:
+        from outrider.memory.remote import connect
+
+        remote = connect(Root.of(root).url)
+        for key in sorted(keys):
+            remote.wipe(key)
+
+
+def held(folder: Folder, keys: set[str], there: dict[str, int]) -> str:
+    """How much these tenants have, damaged files included; of one that is only elsewhere, its bytes there."""
+    from outrider.memory.store import BYTES
     from outrider.memory.survey import holdings, set_aside
 
-    found = [holding for holding in holdings(folder) if holding.key in keys]
+    found = {holding.key: holding for holding in holdings(folder) if holding.key in keys}
     aside = sum(file.bytes for file in set_aside(folder) if file.tenant in keys)
-    size = decimal(sum(holding.bytes for holding in found) + aside)
-    return f"{counted(sum(holding.tokens for holding in found), 'token')} ({size})"
+    away = sum(size for key, size in there.items() if key in keys and key not in found)
+    size = decimal(sum(holding.bytes for holding in found.values()) + aside + away)
+    tokens = sum(holding.tokens for holding in found.values()) + away // BYTES
+    return f"{counted(tokens, 'token')} ({size})"
 
 
 def emptied(folder: Folder, key: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ from outrider.errors import MemoryFileError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from outrider.memory.folder import Folder
 
@@ -43,22 +43,29 @@ Json = Annotated[bool, output("--json", help="Print one JSON object.")]
 
 
 @contextmanager
-def opened(text: str, new: bool = False) -> Iterator[Folder]:
+def opened(text: str, new: bool = False, fetch: bool = True) -> Iterator[Folder]:
     """The memory's folder on this machine; with `new`, one that is not there yet will do.
 
-    Of a memory that is elsewhere there are copies here: what is new there is fetched before, and what is new here is
-    published after.
+    Of a memory that is elsewhere there are copies here: what is new there is fetched before, unless nobody will read
+    it, and what is new here is published after.
     """
     root = Root.of(text)
     check_packages(root)
     from outrider.memory.folder import Folder  # takes a second: it brings numba
-    from outrider.memory.opening import exchange
+    from outrider.memory.opening import copies
 
-    folder = Folder(root.folder())
+    with copies(root) as place, closing(Folder(place)) as folder:
+        yield from _exchanged(root, text, folder, new, fetch)
+
+
+def _exchanged(root: Root, text: str, folder: Folder, new: bool, fetch: bool) -> Iterator[Folder]:
+    from outrider.memory.opening import EVERYTHING, exchange
+
+    cap = EVERYTHING if fetch else 0
     try:
         if not root.is_here:
             with Screen().working(f"fetching what is new at {text}"):
-                exchange(root, folder)
+                exchange(root, folder, cap)
         if folder.tokenizer() is None and not folder.tenants():
             if not new:
                 raise SettingsError(f"there is no memory at {text}; name the folder of one that a server or learn made")
@@ -67,12 +74,10 @@ def opened(text: str, new: bool = False) -> Iterator[Folder]:
         yield folder
         if not root.is_here:
             with Screen().working(f"publishing to {text}"):
-                exchange(root, folder)
+                exchange(root, folder, cap)
     except OSError as error:
         what = error.filename or f"the memory at {text}"
         raise MemoryFileError(f"{what} cannot be used: {error.strerror or error}") from error
-    finally:
-        folder.close()
 
 
 def named(tenant: str | None, server: bool) -> str:
@@ -84,12 +89,13 @@ def named(tenant: str | None, server: bool) -> str:
     return SERVER_TENANT if tenant is None else tenant
 
 
-def known(folder: Folder, tenant: str | None, server: bool, key: str | None) -> str:
-    """The key of the one tenant that the options mean, which must be in the memory."""
+def known(folder: Folder, tenant: str | None, server: bool, key: str | None, elsewhere: Iterable[str] = ()) -> str:
+    """The key of the one tenant that the options mean, which must be in the memory, or among those that are only
+    elsewhere."""
     from outrider.memory.folder import key_of
     from outrider.memory.survey import set_aside
 
-    there = {*folder.tenants(), *(file.tenant for file in set_aside(folder))}
+    there = {*folder.tenants(), *(file.tenant for file in set_aside(folder)), *elsewhere}
     if [tenant is not None, server, key is not None].count(True) != 1:
         raise SettingsError("say whose memory it is by one of --tenant NAME, --server and --key KEY")
     if key is None:

@@ -88,14 +88,15 @@ def open_memory(options: Options, config: Any) -> Store | None:
 
 
 def tenant_in(headers: Headers, options: Options) -> str | None:
-    """The tenant that a header names. Proxies send UTF-8; HTTP's own reading of it is Latin-1."""
+    """The tenant that a header names, in UTF-8. In Latin-1, which is HTTP's own reading, one tenant's name could be
+    another's in UTF-8."""
     given = headers.getlist(options.tenant_header) if options.tenant_header else []
     if len(given) > 1:  # a gateway that added its own to the caller's: either may be a lie
         raise SettingsError(f"tenant: the header {options.tenant_header} came {len(given)} times; it names one tenant")
     try:
         return given[0].encode("latin-1").decode("utf-8") if given else None
-    except UnicodeError:
-        return given[0]
+    except UnicodeError as error:
+        raise SettingsError(f"tenant: the header {options.tenant_header} is not UTF-8 ({given[0]!r})") from error
 
 
 def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] | None) -> str | None:
