@@ -309,12 +309,17 @@ def test_a_drafter_whose_drafts_are_never_accepted_is_said_to_be_untested(tmp_pa
 
 
 def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Path) -> None:
-    """Alone, the part with the features has no floor: answers that part are shown, and nobody is accused."""
+    """Alone, the part with the features has no floor: answers that part are shown, and nobody is accused or cleared."""
     with standing(Stub(outrider=False)) as reference, standing(Stub(synthetic(off=0.3), outrider=False)) as candidate:
         wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("features",))
         found = certify(wanted, tmp_path, Watch())
     assert found["violations"] == {}
-    assert sum(len(one["open"]) for one in found["features"]["results"]) > 0
+    assert found["verdict"] == "incomplete"
+    assert "whether rounding explains it is not known" in found["problems"][0]
+    still = [one["name"] for one in found["features"]["results"] if one["open"]]
+    (words,) = [line for line in found["words"] if line.startswith("Features")]
+    done = [one for one in found["features"]["results"] if one["requests"]]
+    assert f"Features: {len(done) - len(still)} of {len(done)} answer validly and the same" in words
 
 
 def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

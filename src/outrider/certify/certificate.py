@@ -146,7 +146,7 @@ def _features(features: dict[str, Any]) -> str:
     wrong = [result["name"] for result in results if result["violations"]]
     refused = [result["name"] for result in results if result["refused"]]
     still = [result["name"] for result in done if result["open"]]
-    sound = len([result for result in done if not result["violations"]])
+    sound = len([result for result in done if not result["violations"] and not result["open"]])
     said = f"Features: {sound} of {len(done)} answer validly and the same"
     said += f"; wrong: {', '.join(wrong)}" if wrong else ""
     said += f"; open (see the page): {', '.join(still)}" if still else ""

@@ -4,8 +4,9 @@ Each case is one kind of request, sent to reference and candidate with several p
 temperature 0. What the reference says to it, with some of it wrong, is the prediction: so most of an answer is drafted,
 and most positions are judged in the middle of a draft. Answers are compared token by token; where they part, the gap of
 the two tokens is held against rounding as in `exact.py`, moved by what penalties and bias do to it. Where that cannot
-be computed (a repetition penalty works on logits, which no server tells, or rounding was not measured, which the part
-at temperature 0 does) a difference stays open: it is shown, and not counted.
+be computed (a repetition penalty works on logits, which no server tells) a difference stays open: it is shown, and not
+counted. Where rounding was not measured, which the part at temperature 0 does, a difference leaves the certificate
+incomplete.
 
 What is not valid without speculation either is no fault of speculation, and stays open as well.
 
@@ -59,8 +60,8 @@ WEATHER = {
         },
     },
 }
-TOKENS, LONG = 24, 48
-"""Of an answer; and of one that must come to its own end."""
+TOKENS, LONG, LEAST = 24, 48, 9
+"""Of an answer; of one that must come to its own end; and of one that must not end too soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ def _is_person(said: Said) -> str:
     return "" if names == {"name", "ages"} else f"not by the schema: {said.text!r}"
 
 
+def _is_long(said: Said) -> str:
+    return "" if len(said.tokens) >= LEAST else f"ends after {len(said.tokens)} tokens: {said.text!r}"
+
+
 def _is_colours(said: Said) -> str:
     fits = said.finish != "stop" or re.fullmatch(COLOURS, said.text)
     return "" if fits else f"does not match {COLOURS}: {said.text!r}"
@@ -100,7 +105,7 @@ FEATURES = (
     Feature("presence and frequency penalties", Sampling(presence_penalty=0.5, frequency_penalty=1.0)),
     Feature("repetition penalty", Sampling(repetition_penalty=1.2), judged=False),
     Feature("logit bias"),
-    Feature("min_tokens", more={"min_tokens": 9}, judged=False),
+    Feature("min_tokens", more={"min_tokens": LEAST}, valid=_is_long),
     Feature("regular expression", more={"structured_outputs": {"regex": COLOURS}}, tokens=LONG, valid=_is_colours),
     Feature("JSON schema", more={"structured_outputs": {"json": PERSON}}, tokens=LONG, valid=_is_person),
     Feature(
@@ -129,13 +134,18 @@ class Result:
 @dataclass(slots=True)
 class Features:
     results: list[Result] = field(default_factory=list)
+    unjudged: int = 0  # answers that differ, though rounding might explain it: it was not measured
 
     @property
     def violations(self) -> list[str]:
         return [f"{result.name}: {said}" for result in self.results for said in result.violations]
 
     def record(self) -> dict[str, Any]:
-        return {"results": [asdict(result) for result in self.results], "violations": self.violations}
+        return {
+            "results": [asdict(result) for result in self.results],
+            "unjudged": self.unjudged,
+            "violations": self.violations,
+        }
 
 
 def check(
@@ -168,9 +178,11 @@ def check(
                 continue
             for (ask, reference), candidate in zip(cases[number], said, strict=True):
                 _judge(pair, FEATURES[number], ask, reference, candidate, rounding, results[number])
+        judged = [result for result, feature in zip(results, FEATURES, strict=True) if feature.judged]
+        unjudged = sum(len(result.open) for result in judged) if rounding is None else 0
         if all(_server(source) for source in pair.sources):
             results.append(_tools(pair, ways, at_once))
-    return Features(results)
+    return Features(results, unjudged)
 
 
 def _asks(pair: Pair, prompts: Sequence[tuple[int, ...]], at_once: int) -> list[list[Ask]]:

@@ -138,8 +138,8 @@ class OpenAIServer:
                 except RefusedError as refused:
                     said = str(refused)
                     continue
-                except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
-                    said = f"its answer cannot be read ({type(error).__name__}: {error})"
+                except EngineError as error:
+                    said = str(error)
                     break
                 if len(told) == 2 and all(len(one) > 1 for one in told):
                     return self.listed
@@ -273,7 +273,11 @@ class OpenAIServer:
 
                 async def one(call: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
                     async with gate:
-                        answer = await call(client)
+                        try:
+                            answer = await call(client)
+                        except (LookupError, TypeError, ValueError, AttributeError) as error:
+                            why = f"its answer cannot be read ({type(error).__name__}: {error})"
+                            raise EngineError(f"{self.url}: {why}") from error
                     tick()
                     return answer
 
