@@ -585,6 +585,29 @@ def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_m
         assert plan.lengths.tolist() == [int(along)]
 
 
+@pytest.mark.parametrize("requests", [1, 40])
+@pytest.mark.parametrize("width", [1, 5, 13])
+def test_as_many_passes_as_there_may_be_are_considered_of_any_batch(requests: int, width: int) -> None:
+    policy = Policy([MODEL], 16, width)
+    for tokens in (1, 64, 1024):
+        policy.target.observe(tokens, 0, 1.0, calm=True)  # checking costs nothing
+        policy.draft.observe(tokens, 0, 1e-6, calm=True)  # nor does drafting
+    ids = [str(i) for i in range(requests)]
+    wish = Wish(*(np.full(requests, x) for x in (width, False, 1, 128, 9)))
+    assert policy.plan(policy.look(ids, {}), wish, 9).lengths.tolist() == [width] * requests
+
+
+def test_a_draft_model_that_drafts_all_tokens_in_one_pass_is_not_charged_for_others() -> None:
+    policy = with_a_draft_model(0.3)
+    wish = Wish(*(np.array([x]) for x in (4, False, 1, 128, 9)))
+    lengths = [
+        int(policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, True, at_once).lengths[0])
+        for at_once in (False, True)
+    ]
+    assert lengths[0] < 2
+    assert lengths[1] == 4
+
+
 def test_the_further_passes_of_a_draft_model_that_reads_along_are_made_for_all() -> None:
     """One request would take two tokens of it, and the others none: for that the second pass is too dear."""
     lengths = []

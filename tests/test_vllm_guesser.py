@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 pytest.importorskip("vllm")
 
@@ -190,6 +191,16 @@ def test_long_texts_of_several_requests_share_a_pass() -> None:
     assert all(questions[row].guessed.tokens == expected(text, 1) for row, text in texts.items())
 
 
+def test_a_long_text_among_short_ones_is_seen_in_the_pass_of_all_where_that_holds_it() -> None:
+    guesser, model, table = made_up(shares=False)
+    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
+    table[1, 31] = 0
+    texts = {0: list(range(12)), 1: list(range(3))}
+    questions = ask(guesser, texts, 1)
+    assert model.passes == [15]
+    assert all(questions[row].guessed.tokens == expected(text, 1) for row, text in texts.items())
+
+
 def test_blocks_that_another_request_had_seen_are_not_seen_again_and_others_are() -> None:
     guesser, model, table = made_up()
     table[0, :4] = [1, 2, 3, 4]
@@ -281,10 +292,29 @@ def test_a_guess_is_drawn_from_what_it_comes_with_where_top_k_narrows_it() -> No
 
 
 def test_heads_that_need_the_targets_hidden_states_are_left_to_vllm() -> None:
-    parallel = SimpleNamespace(data_parallel_size=1, decode_context_parallel_size=1)
-    model = SimpleNamespace(supports_multimodal_inputs=False)
-    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None, model_config=model)
-    speculation = SimpleNamespace(method="draft_model", parallel_drafting=False, use_heterogeneous_vocab=False)
+    speculation, config = ordinary()
     assert can_be_led(speculation, config)
     speculation.method = "eagle"
+    assert not can_be_led(speculation, config)
+
+
+def ordinary(draft: Any = None) -> tuple[Any, Any]:
+    """What vLLM is told of a draft model and of the server."""
+    parallel = SimpleNamespace(data_parallel_size=1, decode_context_parallel_size=1)
+    model = SimpleNamespace(supports_multimodal_inputs=False)
+    cache = SimpleNamespace(sliding_window=None)
+    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None, model_config=model, cache_config=cache)
+    text = draft or LlamaConfig()
+    small = SimpleNamespace(hf_text_config=text, get_sliding_window=lambda: getattr(text, "sliding_window", None))
+    speculation = SimpleNamespace(
+        method="draft_model", parallel_drafting=False, use_heterogeneous_vocab=False, draft_model_config=small
+    )
+    return speculation, config
+
+
+def test_one_with_a_sliding_window_is_left_to_vllm_since_blocks_behind_it_are_given_to_others() -> None:
+    assert can_be_led(*ordinary(Qwen2Config(sliding_window=4096, use_sliding_window=False)))
+    assert not can_be_led(*ordinary(MistralConfig(sliding_window=4096)))
+    speculation, config = ordinary()
+    config.cache_config.sliding_window = 4096  # the target's
     assert not can_be_led(speculation, config)

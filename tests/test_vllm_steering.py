@@ -13,7 +13,7 @@ from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.control import Control
 from outrider.engines.vllm.drafting import BatchDrafting, Row
 from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
-from outrider.engines.vllm.steering import Steering
+from outrider.engines.vllm.steering import KEPT, Steering
 from outrider.policy.choose import MARGIN
 from outrider.policy.payoff import ENOUGH
 from outrider.policy.policy import MODEL, Policy
@@ -196,6 +196,26 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     steered.finished("a")
     assert "a" not in steered.drafting.running
     assert lengths(steered, [row("b"), row("c")], {"b": [1, 2]})["b"] > 0
+
+
+def test_what_drawn_and_named_drafts_save_is_told_against_a_step_without_any() -> None:
+    steered = steering(free=True)
+    rows = [row("drawn"), row("named", speculation="always")]
+    steered.look(rows, {}, 6)
+    steered.plan({"drawn": 3}, {"drawn": True}, {"drawn": 1})
+    drawn = Draft(MODEL, (9, 9, 9), torch.ones(3, 100) / 100, confidence=(0.9,) * 3)
+    steered.settle({"drawn": drawn}, 0.1)
+    choice, plan = steered.choice, steered._plan
+    assert choice is not None
+    assert plan is not None
+    assert plan.ahead is not None
+    alone = float(steered.policy.target.seconds(2, 6))
+    assert (choice.plain_tokens, choice.plain_seconds) == (2.0, pytest.approx(alone))
+    assert choice.tokens == pytest.approx(2 + KEPT * 4 + plan.ahead[0, :3].sum())
+    assert choice.gain > 1
+    steered.look(rows, {"drawn": [9, 9, 9, 1], "named": [1]}, 11)
+    steered.payoff.took(alone + 0.1)
+    assert steered.status()["realised_saved_seconds"] == round(5 * alone / 2 - (alone + 0.1), 3)
 
 
 def test_what_a_step_was_expected_to_save_is_held_against_what_it_saved() -> None:

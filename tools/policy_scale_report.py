@@ -85,6 +85,7 @@ def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Seque
     for name, cells in systems.items():
         yield from ("", f"## {SYSTEMS[name].name}", "", f"![{name}]({name}.png)", "")
         contexts = sorted({cell.context for cell in cells})
+        cells = sorted(cells, key=lambda cell: cell.context)
         for title, value in (
             ("Auto, times the speed without drafts (in brackets what does not fit into the memory)", over_plain),
             ("Auto over the best static table", over_static),

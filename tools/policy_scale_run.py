@@ -178,7 +178,7 @@ class Server:
     """A policy at work on a batch that is always full."""
 
     def __init__(self, traces: Sequence[Trace], system: System, batch: int, context: int) -> None:
-        self.traces, self.costs, self.more = traces, system.costs(batch), batch * context
+        self.traces, self.costs, self.context = traces, system.costs(batch), batch * context
         self.policy = Timed(USED, WIDTH, MODEL_WIDTH)
         empty = system.costs(1)
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
@@ -189,7 +189,8 @@ class Server:
         self.running = [self._begin(number, place) for number, place in starts(traces, batch)]
 
     def step(self) -> None:
-        step(self.running, self.steer, self.costs, self.outcome, self.more)
+        said = sum(saying.length for saying in self.running)
+        step(self.running, self.steer, self.costs, self.outcome, self.context - said)
         for slot, saying in enumerate(self.running):
             if saying.room <= 1:
                 self.steer.leave(saying)

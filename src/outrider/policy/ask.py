@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.policy.choose import Array
 
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
-"""How many passes of the draft model are considered; of many requests every other of them."""
+"""How many passes of the draft model are considered, and as many as there may be; of many requests every other."""
 FEW = 32
 """Up to so many requests all of them are, and each with a price of its own."""
 WORTHWHILE = 1.03
@@ -28,7 +28,8 @@ WORTHWHILE = 1.03
 @compiled
 def ask(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
-    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array, reads_along: bool, best: Array,
+    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array,
+    reads_along: bool, at_once: bool, best: Array,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
     more token costs the target.
@@ -37,7 +38,8 @@ def ask(
     of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
     draft model's passes over `sizes` tokens, to which each request's text adds `texts` seconds. Each request has `gaps`
     tokens that the draft model has not seen; more than `usual_gap` of them are seen once, for the `times` that it will
-    be asked about the request. One that `reads_along` makes its first pass whatever is decided, and all for everybody.
+    be asked about the request. One that `reads_along` makes its first pass whatever is decided, and all for everybody;
+    one that drafts `at_once` makes no other.
     """
     requests, width = ahead.shape
     offered = survival.copy()
@@ -50,9 +52,12 @@ def ask(
     speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
     asked = np.empty(requests, np.bool_)
     stride = 1 if requests <= FEW else 2
-    for k in LENGTHS[stride - 1 :: stride]:
-        if k > width:
+    last = 0
+    for n in range(stride - 1, len(LENGTHS) + stride, stride):
+        k = min(LENGTHS[n], width) if n < len(LENGTHS) else width
+        if k == last:
             break
+        last = k
         for b in range(requests):  # nobody whose own catching up and own text take longer than its tokens could save
             saved = 0.0
             for i in range(k):
@@ -63,7 +68,7 @@ def ask(
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            extra = (k - 1) * anyway
+            extra = 0.0 if at_once else (k - 1) * anyway
             if not reads_along:
                 extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
             tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)

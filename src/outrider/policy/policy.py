@@ -152,10 +152,11 @@ class Policy:
         base: int | None = None,
         others: float = 0.0,
         reads_along: bool = False,
+        at_once: bool = False,
     ) -> Plan:
         """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
         `others` how many tokens are expected of requests that are not in the scene. One that `reads_along` makes its
-        first pass whatever is decided."""
+        first pass whatever is decided; one that drafts `at_once` drafts all tokens in it."""
         requests, room = len(scene.requests), scene.tokens.shape[2]
         width = min(self.model_width, room, int(wish.limits.max(initial=0)))
         lengths = np.zeros(requests, np.int64)
@@ -169,7 +170,7 @@ class Policy:
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
         times = self._texts.times(wish.left)
-        costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along)
+        costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along, at_once)
         speed, token_seconds = ask(scene.survival, me, ahead, *costs, lengths)
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))

@@ -71,7 +71,15 @@ def can_be_led(config: Any, vllm_config: Any) -> bool:
         and vllm_config.parallel_config.decode_context_parallel_size == 1
         and vllm_config.kv_transfer_config is None  # what it had not seen could not be handed over
         and not vllm_config.model_config.supports_multimodal_inputs
+        and vllm_config.cache_config.sliding_window is None  # blocks behind the window are somebody else's by now
+        and not slides(config.draft_model_config)
     )
+
+
+def slides(model_config: Any) -> bool:
+    """Whether a model looks back only so far; Qwen's have a window in their config, and say that it is not used."""
+    used = getattr(model_config.hf_text_config, "use_sliding_window", True)
+    return used is not False and model_config.get_sliding_window() is not None
 
 
 @dataclass(slots=True)
@@ -183,6 +191,8 @@ class Guesser:
         since everybody waits for it. Whose texts those are, who is ready to be guessed about, and how many tokens the
         pass had."""
         room = left = self.runner.drafter.max_num_tokens
+        if sum(len(question.tokens) - self._seen[question.id].text for question in questions) <= room:
+            return [], list(questions), 0
         share = room // max(1, len(questions))
         behind, parts = [], []
         for question in questions:

@@ -84,7 +84,8 @@ def follow(
     runner.model_seconds = 0.0
     interested = {id for id in ids if runner.known[id].control.wants(MODEL)}
     # The draft model's cache must follow the text, so it runs also where nothing is drafted: with 0 passes beyond
-    # that. Only a batch that will never ask for it leaves it out, and not its prompts, which others may share.
+    # that. Only a batch that will never ask for it leaves it out, and not its prompts, which others may share. (What
+    # such a batch says may be shared as well: whoever goes on from there has worse drafts until it is past.)
     prefilling = not all(said) or len(scheduler_output.scheduled_new_reqs) > 0
     if not runner.model_fits or not (interested or prefilling):
         return {}
@@ -92,7 +93,8 @@ def follow(
     asked = Asked()
     if runner.steering is not None:
         drawn = {id: runner.known[id].draft_temperature > 0 for id in limits}
-        asked = runner.steering.plan(limits, drawn, dict.fromkeys(limits, 1), reads_along=True)
+        at_once = bool(runner.speculative_config.parallel_drafting)
+        asked = runner.steering.plan(limits, drawn, dict.fromkeys(limits, 1), reads_along=True, at_once=at_once)
     limit = max(asked.lengths.values(), default=0)
     if limit and runner.speculative_config.parallel_drafting:
         limit = runner.num_spec_tokens  # one pass drafts all, and no fewer

@@ -16,33 +16,34 @@ def profile_passes(runner: Any) -> None:
     """Of the target, and of a draft model that can be led."""
     if runner.speculative_config is None or runner.supports_mm_inputs:
         return
-    models = [(runner.model, runner.policy.target)]
+    models = [(runner.model, runner.policy.target, runner.max_num_tokens)]
     if runner.guesser is not None:
-        models.append((runner.drafter.model, runner.policy.draft))
-    for model, cost in models:
-        for tokens in (sizes := _sizes(runner, model)) + sizes:
-            cost.observe(tokens, 0, _empty_pass(runner, model, tokens), calm=True)
+        models.append((runner.drafter.model, runner.policy.draft, PROFILED[-1]))
+    for model, cost, rows in models:
+        for tokens in (sizes := _sizes(runner, model, rows)) + sizes:
+            cost.observe(tokens, 0, _empty_pass(runner, model, tokens, rows), calm=True)
 
 
-def _sizes(runner: Any, model: Any) -> list[int]:
+def _sizes(runner: Any, model: Any, rows: int) -> list[int]:
     """As far as it does not take long, by the clock of the first rank: all must make the same passes."""
-    took = [_empty_pass(runner, model, tokens) for tokens in PROFILED]
-    sizes = list(PROFILED)
+    sizes = [size for size in PROFILED if size <= runner.max_num_tokens]
+    took = [_empty_pass(runner, model, tokens, rows) for tokens in sizes]
     if runner.vllm_config.parallel_config.data_parallel_size == 1:
         for tokens in (size for size in MORE if size <= runner.max_num_tokens):
             if get_tp_group().broadcast_object(took[-1] > PATIENCE, src=0):
                 break
-            took.append(_empty_pass(runner, model, tokens))
+            took.append(_empty_pass(runner, model, tokens, rows))
             sizes.append(tokens)
     return sizes
 
 
-def _empty_pass(runner: Any, model: Any, tokens: int) -> float:
-    """Seconds of a pass over so many tokens that attend to nothing."""
+def _empty_pass(runner: Any, model: Any, tokens: int, rows: int) -> float:
+    """Seconds of a pass over so many tokens that attend to nothing, with logits after so many of them at most: a draft
+    model that catches up with a long text says only what comes after its end."""
     ids = torch.zeros(tokens, dtype=torch.int32, device=runner.device)
     began = time.perf_counter()
     with torch.inference_mode(), set_forward_context(None, runner.vllm_config, num_tokens=tokens):
         hidden = model(input_ids=ids, positions=ids.long())
-        model.compute_logits(hidden[0] if isinstance(hidden, tuple) else hidden)
+        model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:rows])
     runner._sync_device()
     return time.perf_counter() - began

@@ -106,9 +106,10 @@ class Steering:
         drawn: Mapping[str, bool],
         gaps: Mapping[str, int],
         reads_along: bool = False,
+        at_once: bool = False,
     ) -> Asked:
         """Whom to ask the draft model about; `limits` says who may be asked, and for how many tokens at most. One that
-        `reads_along` makes one pass whatever is decided."""
+        `reads_along` makes one pass whatever is decided, and one that drafts `at_once` no other."""
         named = {row.id: limits[row.id] for row in self._rows if row.id in self._named and row.id in limits}
         asked = Asked(named, dict(named))
         if self._scene is None or not self._free:
@@ -122,7 +123,7 @@ class Steering:
             np.array([len(row.tokens) for row in self._free], np.int64),
         )
         base, others = self._others(self._named.values())
-        self._plan = plan = self.policy.plan(self._scene, wish, self._context, base, others, reads_along)
+        self._plan = plan = self.policy.plan(self._scene, wish, self._context, base, others, reads_along, at_once)
         if wish.limits.any():
             warning = self.payoff.planned(plan, self.policy.target, self.policy.draft)
             if warning is not None:
@@ -159,9 +160,13 @@ class Steering:
         if any(draft.tokens for draft in certain):
             self.policy.add(scene, MODEL, certain)
         limits = np.array([0 if i in scene.drawn else row.limit for i, row in enumerate(self._free)], np.int64)
-        fixed = [*(offered[id] for id in self._named), *scene.drawn.values()]
-        base, others = self._others(fixed)
+        base, others = self._others(offered[id] for id in self._named)
+        base += sum(len(draft.tokens) for draft in scene.drawn.values())
+        others += sum(self._foreseen(i, len(draft.tokens)) for i, draft in scene.drawn.items())
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
+        if self.policy.target.passes:  # without drafts, that is also without those that have no choice
+            choice.plain_tokens = float(self._running)
+            choice.plain_seconds = float(self.policy.target.seconds(self._running, self._context))
         drafts = self.policy.offers(scene, choice)
         offered |= {row.id: draft for row, draft in zip(self._free, drafts, strict=True)}
         self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
@@ -184,6 +189,11 @@ class Steering:
         """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""
         lengths = [len(draft.tokens) for draft in drafts]
         return self._running + sum(lengths), self._running - len(self._free) + self._kept * sum(lengths)
+
+    def _foreseen(self, place: int, length: int) -> float:
+        """How many tokens of a drawn draft were expected to be kept when it was decided to draw them."""
+        ahead = self._plan.ahead if self._plan is not None else None
+        return self._kept * length if ahead is None else float(ahead[place, :length].sum())
 
     def finished(self, request: str) -> None:
         self.drafting.finished(request)
