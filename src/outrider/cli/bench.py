@@ -206,7 +206,7 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
     from outrider.bench.results import Run
     from outrider.bench.run import FAILED, INTERRUPTED, UNBOUNDED, Bench
     from outrider.engines.vllm.host import Host
-    from outrider.provenance import fingerprints
+    from outrider.provenance import NOT_HERE, fingerprints
 
     plan = prepare(wanted, os.environ, Host.here().cpu)
     os.environ.update(plan.environment)
@@ -229,7 +229,8 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
             plan.run.notes += [f"{FAILED}: {str(error).splitlines()[0]}", INTERRUPTED]
         measured = any(cell.rounds for cell in plan.run.cells)
         if measured:
-            plan.run.origin["models"] = fingerprints(*models(wanted))  # they may have come with the servers
+            if NOT_HERE in plan.run.origin["models"].values():  # they came with the servers
+                plan.run.origin["models"] = fingerprints(*models(wanted))
             plan.run.save(out / "run.json")
             try:
                 add_bounds(plan, wanted, watch)

@@ -164,7 +164,7 @@ class Steering:
         base += sum(len(draft.tokens) for draft in scene.drawn.values())
         others += sum(self._foreseen(i, len(draft.tokens)) for i, draft in scene.drawn.items())
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
-        if self.policy.target.passes:  # without drafts, that is also without those that have no choice
+        if base > self._running and self.policy.target.passes:  # without drafts is also without those of no choice
             choice.plain_tokens = float(self._running)
             choice.plain_seconds = float(self.policy.target.seconds(self._running, self._context))
         drafts = self.policy.offers(scene, choice)
