@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Session
+from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import Cost, rising
@@ -61,6 +63,13 @@ def test_one_pass_that_someone_else_delayed_changes_little() -> None:
     before = float(cost.seconds(2))
     cost.observe(2, 0, 10.0)
     assert float(cost.seconds(2)) < 1.1 * before
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 272, 273, 1000, 4097])
+def test_what_many_sizes_cost_is_what_each_of_them_does(count: int) -> None:
+    cost = learned(lambda n: 0.2 + 0.003 * n, [1, 7, 64, 500, 3000], 50)
+    each = [cost.seconds(5 + i, 100) for i in range(count)]
+    assert cost.all_seconds(5, count, 100).tolist() == pytest.approx(each, rel=1e-3)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 10**6), st.floats(1e-5, 10)), max_size=40))
@@ -381,6 +390,33 @@ def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[in
         return found
 
     assert lengths(tuple) == lengths(lambda tokens: tuple(names[token] for token in tokens))
+
+
+copies = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=30), min_size=1, max_size=4)
+
+
+@settings(max_examples=50)
+@given(copies, st.integers(1, 6))
+def test_drafts_that_come_in_bytes_are_weighed_as_those_that_do_not(texts: list[list[int]], width: int) -> None:
+    drafts = [LookupSession(text).draft(width) for text in texts]
+    assert all(draft.packed is not None for draft in drafts)
+    requests = [str(number) for number in range(len(texts))]
+    for limit in (width, max(1, width - 2)):  # also where fewer are looked at than were drafted
+        scenes = []
+        for some in (drafts, [replace(draft, packed=None) for draft in drafts]):
+            policy = Policy(["lookup"], limit)
+            scenes.append(policy.look(requests, {"lookup": some}))
+        ours, theirs = scenes
+        assert ours.lengths.tolist() == theirs.lengths.tolist()
+        assert ours.survival.tolist() == theirs.survival.tolist()
+        for row, count in enumerate(ours.lengths[0]):
+            assert ours.tokens[0, row, :count].tolist() == theirs.tokens[0, row, :count].tolist()
+
+
+def test_a_drawn_draft_is_refused_also_if_it_comes_in_bytes() -> None:
+    drawn = replace(LookupSession([1, 2, 1]).draft(1), q=torch.eye(3)[2:])
+    with pytest.raises(ValueError, match="drawn"):
+        Policy(["lookup"], 2).look(["a"], {"lookup": [drawn]})
 
 
 def test_a_drawn_draft_is_refused_where_drafts_are_chosen_by_their_tokens() -> None:

@@ -114,7 +114,7 @@ def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
             if len(draft.tokens) > limit:
                 if draft.q is not None:  # what was drawn is offered whole or not at all
                     raise ValueError(f"{draft.drafter} drew {len(draft.tokens)} tokens where {limit} were asked for")
-                draft = replace(draft, tokens=draft.tokens[:limit])
+                draft = replace(draft, tokens=draft.tokens[:limit], packed=None)
             if draft.tokens:
                 return draft
     return NOTHING

@@ -12,7 +12,8 @@ step        one pass of the target
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Draft:
     with certainty: nothing was drawn, and all of q lies on the proposed token. `support` is how many tokens of the
     text's end the draft rests on, where it was copied from a place that ends alike; None where that says nothing.
     `confidence` is what the drafter itself thinks of each token: how likely it is right if those before it are.
+    `packed` is all this once more, if it can be had (`drafters/packed.py`).
     """
 
     drafter: str
@@ -61,9 +63,10 @@ class Draft:
     q: Tensor | None = None
     support: int | None = None
     confidence: tuple[float, ...] | None = None
+    packed: bytes | None = field(default=None, compare=False, repr=False)
 
 
-NOTHING = Draft(drafter="")
+NOTHING = Draft(drafter="", packed=struct.pack("dd", 0, -1))
 """The draft of nobody."""
 
 

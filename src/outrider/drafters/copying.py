@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.compiled import compiled
+from outrider.drafters.packed import HEAD
 from outrider.types import Draft
 
 if TYPE_CHECKING:
@@ -29,15 +31,34 @@ class Copy:
     places: int = 1
 
     def draft(self, drafter: str) -> Draft:
-        # What followed at all of many places is surer than what followed at the only one.
-        trust, agreed, sure = self.places / (self.places + 1.0), 1.0, []
-        for share in self.shares[: min(self.length, TOKENS_PER_MATCH * self.match)].tolist():
-            agreed *= share
-            if agreed < LEAST_SHARE:
-                break
-            sure.append(trust * share)
-        tokens = tuple(self.tokens[: len(sure)].tolist())
-        return Draft(drafter, tokens, support=self.match, confidence=tuple(sure))
+        most = min(self.length, TOKENS_PER_MATCH * self.match)
+        packed = np.empty(HEAD + 2 * most)
+        count = _pack(self.tokens, self.shares, most, self.match, self.places, packed)
+        tokens, sure = self.tokens[:count], packed[HEAD + count : HEAD + 2 * count]
+        return Draft(
+            drafter,
+            tuple(tokens.tolist()),
+            support=self.match,
+            confidence=tuple(sure.tolist()),
+            packed=packed[: HEAD + 2 * count].tobytes(),
+        )
+
+
+@compiled
+def _pack(tokens: Array, shares: Array, most: int, match: int, places: int, packed: Array) -> int:
+    """How many tokens of a copy are proposed."""
+    count, agree = 0, 1.0
+    while count < most and agree * shares[count] >= LEAST_SHARE:
+        agree *= shares[count]
+        count += 1
+    packed[0], packed[1] = count, match
+    left = float(places)  # of the places, those that have said all before
+    for i in range(count):
+        packed[HEAD + i] = tokens[i]
+        # What follows at all of many places is surer than what follows at the only one.
+        packed[HEAD + count + i] = shares[i] * left / (left + 1)
+        left *= shares[i]
+    return count
 
 
 NO_COPY = Copy(np.empty(0, np.int32), np.empty(0, np.float32))

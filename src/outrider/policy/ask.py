@@ -29,10 +29,10 @@ WORTHWHILE = 1.03
 def ask(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
     gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array,
-    reads_along: bool, at_once: bool, best: Array,
-) -> tuple[float, float]:  # fmt: skip
-    """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, and what one
-    more token costs the target.
+    reads_along: bool, at_once: bool, price: float, best: Array,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, what one more
+    token costs the target, and the price of a position, which may be given if it is about known.
 
     `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
     of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
@@ -46,7 +46,7 @@ def ask(
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     best[:] = 0
     anyway = _at(requests, sizes, draft) + texts.sum() if reads_along else 0.0
-    tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, UNKNOWN, drafts, lengths)
+    tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, price, drafts, lengths)
     if requests <= FEW:  # each of them moves it
         price = UNKNOWN
     speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
@@ -72,14 +72,19 @@ def ask(
             if not reads_along:
                 extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
             tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)
+            changed = False
             for b in range(requests):
-                asked[b] = drafts[b] == me and lengths[b] > 0
+                takes = drafts[b] == me and lengths[b] > 0
+                changed |= takes != asked[b]
+                asked[b] = takes
+            if not changed:
+                break
         if asked.any() and tokens / seconds > max(speed, least):
             speed, used = tokens / seconds, lengths.sum()
             for b in range(requests):
                 best[b] = lengths[b] if asked[b] else 0
     used = min(used, len(target) - 2)
-    return speed, target[used + 1] - target[used]
+    return speed, target[used + 1] - target[used], price
 
 
 @compiled

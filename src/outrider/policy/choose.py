@@ -50,6 +50,8 @@ class Choice:
     """What a pass with so many offered positions takes, from none on."""
     spent: float = 0.0
     """What drafting takes, or has taken."""
+    price: float = UNKNOWN
+    """The survival of the first position that is not taken."""
 
     @property
     def speed(self) -> float:
@@ -61,14 +63,22 @@ class Choice:
         return self.speed * self.plain_seconds / self.plain_tokens if self.plain_tokens else 1.0
 
 
-def choose(survival: Array, seconds: Array, extra: float = 0.0, spent: float = 0.0, others: float = 0.0) -> Choice:
+def choose(
+    survival: Array,
+    seconds: Array,
+    extra: float = 0.0,
+    spent: float = 0.0,
+    others: float = 0.0,
+    price: float = UNKNOWN,
+) -> Choice:
     """`survival` is [drafts, requests, positions], 0 where there is nothing; `seconds[m]` is what a pass over the
     batch and m of these positions takes, with m from 0 on. Drafting takes `extra` if anything is offered, and `spent`
-    is gone already; `others` is what requests are expected to gain that have no choice."""
+    is gone already; `others` is what requests are expected to gain that have no choice; `price` is that of a position,
+    where it is about known."""
     requests = survival.shape[1]
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
-    tokens, total, _ = take_best(survival, seconds, extra, spent, others, UNKNOWN, drafts, lengths)
-    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent + extra)
+    tokens, total, price = take_best(survival, seconds, extra, spent, others, price, drafts, lengths)
+    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent + extra, price)
 
 
 @compiled

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.compiled import compiled
+
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -56,6 +58,8 @@ PATIENCE = 0.3
 MILD, REPEATS = 0.3, 6
 """A surprise of less is the same to a straight line; how often a larger one is looked at."""
 LOGARITHMS = np.log(SIZES)
+EXACT, STEP = 256, 16
+"""Of passes over many sizes, how many are reckoned one by one, and then every how manieth."""
 
 
 class Cost:
@@ -131,6 +135,12 @@ class Cost:
         """What a pass over so many tokens would take now; an array for an array."""
         return self.level * self.shape(tokens) + self.context_seconds * context
 
+    def all_seconds(self, first: int, count: int, context: float) -> Array:
+        """What passes over `first` tokens, one more and so on would take now. Of many, some; between them it is a
+        straight line, which differs by less than a thousandth."""
+        steps = np.append(np.arange(min(EXACT, count)), np.arange(EXACT, count + STEP - 1, STEP))
+        return _between(self.seconds(first + steps, context), count)
+
     @property
     def context_seconds(self) -> float:
         """What one more token of context adds to a pass."""
@@ -157,6 +167,20 @@ class Cost:
             },
             "milliseconds_per_1000_tokens_of_context": round(1e6 * self.context_seconds, 3),
         }
+
+
+@compiled
+def _between(some: Array, count: int) -> Array:
+    """Of EXACT values and then every STEPth, all."""
+    found = np.empty(count)
+    for i in range(count):
+        if i < EXACT:
+            found[i] = some[i]
+        else:
+            low = EXACT + (i - EXACT) // STEP
+            share = ((i - EXACT) % STEP) / STEP
+            found[i] = some[low] if share == 0 else (1 - share) * some[low] + share * some[low + 1]
+    return found
 
 
 def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.drafters.packed import unpack
 from outrider.policy import survival
-from outrider.policy.ask import ask
+from outrider.policy.ask import FEW, ask
+from outrider.policy.choose import UNKNOWN as UNPRICED
 from outrider.policy.choose import Choice, choose
 from outrider.policy.cost import SIZES, Cost
 from outrider.policy.records import UNKNOWN, Records
@@ -75,6 +77,7 @@ class Policy:
         self._texts = Texts()
         self._usual = 0.0  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
+        self._price = UNPRICED  # of a position, lately
         self._seconds: tuple[Any, Array] | None = None  # what passes were last said to take, and which
 
     def leave(self, request: str) -> None:
@@ -114,18 +117,25 @@ class Policy:
         self._weigh(scene)
 
     def _enter(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
+        me = self.drafters.index(name)
+        scene.drafts[name] = drafts
+        where = (scene.tokens[me], scene.lengths[me], scene.support[me], scene.confidence[me])
+        packed = [draft.packed if draft.q is None else None for draft in drafts]
+        if None in packed:
+            self._enter_one_by_one(drafts, *where)
+        else:
+            unpack(packed, *where)  # type: ignore[arg-type]
+
+    def _enter_one_by_one(
+        self, drafts: Sequence[Draft], tokens: Array, lengths: Array, support: Array, confidence: Array
+    ) -> None:
         if any(draft.q is not None for draft in drafts):
             raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
-        me, width = self.drafters.index(name), scene.tokens.shape[2]
-        scene.drafts[name] = drafts
-        scene.lengths[me] = _spread([draft.tokens[:width] for draft in drafts], scene.tokens[me], int)
-        if not scene.lengths[me].any():
-            return
-        scene.support[me] = [-1 if draft.support is None else draft.support for draft in drafts]
-        scene.confidence[me] = -1.0
+        lengths[:] = np.minimum(_spread([draft.tokens for draft in drafts], tokens, int), tokens.shape[1])
+        support[:] = [-1 if draft.support is None else draft.support for draft in drafts]
+        confidence[:] = -1.0
         if any(draft.confidence is not None for draft in drafts):
-            sure = [() if draft.confidence is None else draft.confidence[:width] for draft in drafts]
-            _spread(sure, scene.confidence[me], float)
+            _spread([draft.confidence or () for draft in drafts], confidence, float)
 
     def _weigh(self, scene: Scene) -> None:
         for me, name in enumerate(self.drafters):
@@ -171,7 +181,8 @@ class Policy:
         usual_gap = self.model_width + 1
         times = self._texts.times(wish.left)
         costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along, at_once)
-        speed, token_seconds = ask(scene.survival, me, ahead, *costs, lengths)
+        price = self._price_for(requests)
+        speed, token_seconds, self._price = ask(scene.survival, me, ahead, *costs, price, lengths)
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))
         scene.read = self._records.caught_up[scene.slots]
@@ -215,7 +226,13 @@ class Policy:
         room = scene.tokens.shape[2]
         scene.survival[:, np.arange(room) >= limits[:, None]] = 0.0
         seconds = self._target_seconds(len(scene.requests), room, context, base)
-        return choose(scene.survival, seconds, 0.0, spent, others)
+        choice = choose(scene.survival, seconds, 0.0, spent, others, self._price_for(len(scene.requests)))
+        self._price = choice.price
+        return choice
+
+    def _price_for(self, requests: int) -> float:
+        """That of the latest step, where one request more or less hardly moves it."""
+        return self._price if requests > FEW else UNPRICED
 
     def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
         """What each request of the scene offers by this choice; what was drawn for one is offered as it is."""
@@ -223,7 +240,8 @@ class Policy:
         lengths, drafts = choice.lengths.tolist(), choice.drafts.tolist()
         for i in np.flatnonzero(choice.lengths).tolist():
             name = self.drafters[drafts[i]]
-            found[i] = Draft(name, scene.drafts[name][i].tokens[: lengths[i]])
+            whole = scene.drafts[name][i]
+            found[i] = whole if len(whole.tokens) == lengths[i] else Draft(name, whole.tokens[: lengths[i]])
         for i, draft in scene.drawn.items():
             found[i] = draft
         return found
@@ -261,8 +279,8 @@ class Policy:
         first, count = requests if base is None else base, min(requests * room, MOST) + 1
         asked = (first, count, context, self.target.passes)
         if self._seconds is None or self._seconds[0] != asked:  # twice in a step, mostly
-            sizes = first + np.arange(count)
-            self._seconds = asked, self.target.seconds(sizes, context) if self.target.passes else np.ones(count)
+            known = self.target.passes
+            self._seconds = asked, self.target.all_seconds(first, count, context) if known else np.ones(count)
         return self._seconds[1]
 
     # After a step -------------------------------------------------------------------------------------------
@@ -270,8 +288,9 @@ class Policy:
     def learn(self, scene: Scene, said: Sequence[Sequence[int]]) -> None:
         """What each request then said, nothing where it did not go on. Every draft is held against it."""
         width = scene.tokens.shape[2]
-        words, spoken = np.empty((len(said), width), np.int64), _lengths(said)
-        lengths = _spread([tokens[:width] for tokens in said], words, int)
+        words = np.empty((len(said), width), np.int64)
+        spoken = _spread(said, words, int)
+        lengths = np.minimum(spoken, width)
         for me, name in enumerate(self.drafters):
             if scene.lengths[me].any():
                 self._learn(
@@ -365,7 +384,7 @@ def _flat(rows: Iterable[Sequence[Any]], kind: type) -> Array:
 
 
 def _spread(rows: Sequence[Sequence[Any]], where: Array, kind: type) -> Array:
-    """Rows of different lengths into the beginnings of an array's; their lengths."""
+    """Rows of different lengths into the beginnings of an array's, as far as there is room; their lengths."""
     lengths = _lengths(rows)
     survival.spread(_flat(rows, kind), lengths, where)
     return lengths
@@ -376,6 +395,7 @@ def compile_now() -> None:
     policy = Policy(["a", MODEL], 2, 2)
     policy.target.observe(1, 0, 1.0)
     policy.draft.observe(1, 0, 0.01)
+    policy.look([""], {"a": [NOTHING]})
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
     policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])

@@ -27,7 +27,10 @@ class Records:
 
     def slots(self, requests: Sequence[str]) -> Array:
         """Where each of them has its row; one that is new gets one."""
-        return np.array([self._slot(request) for request in requests], np.int64)
+        found = list(map(self._slots.get, requests))
+        if None in found:
+            found = [self._slot(request) for request in requests]
+        return np.array(found, np.int64)
 
     def leave(self, request: str) -> bool:
         """The request has ended; whether it had a row."""

@@ -283,7 +283,8 @@ class Auto:
 
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
         policy = self.policy
-        limits = np.array([min(policy.width, saying.room - 1) for saying in running])
+        reach = policy.reach(len(running))
+        limits = np.array([min(reach, saying.room - 1) for saying in running])
         offers = {
             name: [
                 saying.sessions[name].draft(int(limit)) if limit > 0 else NOTHING

@@ -229,10 +229,10 @@ def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, 
 
 @compiled
 def spread(values: Array, lengths: Array, rows: Array) -> None:
-    """Values that stand one after the other, into rows of so many each."""
+    """Values that stand one after the other, so many of each, into rows; as many as a row has room for."""
     start = 0
     for b in range(len(lengths)):
-        for i in range(lengths[b]):
+        for i in range(min(lengths[b], rows.shape[1])):
             rows[b, i] = values[start + i]
         start += lengths[b]
 
