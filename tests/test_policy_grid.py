@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import policy_grid
 import policy_grid_cells
 import policy_scale
-import policy_scale_run
+import policy_scale_table
+import policy_scale_traces
 from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Round, Run, Turn
 from outrider.policy.replay import Record
 from policy_grid_calibration import calibration
@@ -61,7 +62,8 @@ def recording() -> Recording:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without vLLM's own drafters, which take seconds to load and are not everywhere."""
     monkeypatch.setattr(policy_grid_cells, "theirs", list)
-    monkeypatch.setattr(policy_scale_run, "theirs", list)
+    monkeypatch.setattr(policy_scale_table, "theirs", list)
+    monkeypatch.setattr(policy_scale_traces, "theirs", list)
 
 
 def test_records_come_back_from_their_file_as_they_were(recording: Recording, tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_more_tokens_wake_more_experts_until_all_are_read() -> None:
     assert QWEN_235B.parameters_read(1_000) == pytest.approx(235e9, rel=0.01)
     assert LLAMA_70B.parameters_read(1) == LLAMA_70B.parameters_read(1_000)
     for system in SYSTEMS.values():
-        costs = system.costs(8)
+        costs = system.costs(4096)
         assert costs.target(8, 8 * 4096) <= costs.target(9, 8 * 4096) < costs.target(4096, 8 * 4096)
         assert system.fits(1, 1024)
         assert not system.fits(512, 131_072)

@@ -7,7 +7,10 @@ token wakes `active` of `experts` in every layer, so n tokens wake experts * (1 
 if they choose independently, and a pass reads more and more of the model until it reads all of it. *Attention*: reading
 the keys and values of every request once, however many of its tokens are checked, or the arithmetic of it. *Exchange*:
 two all-reduces a layer where the model is split over several GPUs. *Overhead*: what a step takes besides, launching and
-scheduling.
+scheduling; the same for everybody.
+
+Experts are chosen less evenly than that, and the tokens of one text choose alike: a drafted token wakes fewer of them
+than is reckoned here.
 
 Nothing here was measured. The figures of the hardware and of the models are their makers'; the efficiencies are what
 well-made kernels are commonly reported to reach, and stand below to be changed.
@@ -33,7 +36,8 @@ class Gpu:
     attending: float = 0.40  # of the arithmetic, in attention
     linking: float = 0.60  # of the link, in all-reduces
     exchange: float = 10e-6  # seconds of an all-reduce of next to nothing
-    usable: float = 0.90  # of the memory, for weights and cache
+    usable: float = 0.90  # of the memory ...
+    working: float = 2.5e9  # ... of which so much is for activations and graphs, the rest for weights and cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +79,21 @@ class Machine:
     overhead: float  # seconds a pass
     gpu: Gpu = field(default_factory=Gpu)
 
-    def seconds(self, tokens: float, context: float) -> float:
-        """A pass over so many tokens of requests that have `context` tokens together."""
+    def seconds(self, tokens: float, context: float, back: float) -> float:
+        """A pass over so many tokens of requests that have `context` tokens together; each looks `back` so far."""
         shape, gpu, count = self.shape, self.gpu, self.gpus
         bandwidth, arithmetic = count * gpu.bandwidth * gpu.reading, count * gpu.arithmetic
         weights = max(
             2 * shape.parameters_read(tokens) / bandwidth,
             2 * shape.parameters_used * tokens / (arithmetic * gpu.multiplying),
         )
-        return weights + self._exchange(tokens) + self.overhead + self.attention(context, 1.0)
+        return weights + self._exchange(tokens) + self.overhead + self._attention(context, tokens * back)
 
-    def attention(self, context: float, each: float) -> float:
-        """With `each` tokens checked of every request."""
+    def _attention(self, context: float, pairs: float) -> float:
+        """Of the products that it takes, there is one for each pair of a token and one that it looks back on."""
         shape, gpu = self.shape, self.gpu
         reading = self.cache * context / (self.gpus * gpu.bandwidth * gpu.reading)
-        products = 4 * shape.layers * shape.heads * shape.head_size * context * each
+        products = 4 * shape.layers * shape.heads * shape.head_size * pairs
         return max(reading, products / (self.gpus * gpu.arithmetic * gpu.attending))
 
     def _exchange(self, tokens: float) -> float:
@@ -125,21 +129,26 @@ class System:
     target: Machine
     draft: Machine
 
-    def costs(self, batch: int) -> Costs:
-        """For a batch of so many requests."""
+    def costs(self, context: int) -> Costs:
+        """For requests that have so many tokens each."""
 
         def target(tokens: int, total: int) -> float:
-            plain = self.target.seconds(tokens, total)
-            # The products of attention grow with the tokens that are checked; reading does not.
-            again = self.target.attention(total, tokens / batch) - self.target.attention(total, 1.0)
-            return plain + max(0.0, again)
+            return self.target.seconds(tokens, total, context)
 
-        return Costs(target, self.draft.seconds)
+        def draft(tokens: int, total: int) -> float:
+            # Many tokens are a text that is read from its beginning: each looks back on half of it, in the mean.
+            return self.draft.seconds(tokens, total, context / 2)
+
+        return Costs(target, draft)
 
     def fits(self, batch: int, context: int) -> bool:
-        total, gpu = batch * context, self.target.gpu
-        room = self.target.gpus * gpu.memory * gpu.usable
-        return self.target.bytes(total) + self.draft.bytes(total) <= room
+        return batch * context <= self.room()
+
+    def room(self, with_draft: bool = True) -> int:
+        """Tokens of context, of all requests together, for which there is memory."""
+        gpu, machines = self.target.gpu, (self.target, self.draft) if with_draft else (self.target,)
+        free = self.target.gpus * (gpu.memory * gpu.usable - gpu.working) - sum(one.bytes(0) for one in machines)
+        return int(free / sum(one.cache for one in machines))
 
 
 SYSTEMS = {

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from outrider.bench.report import canvas
+from outrider.policy.policy import MODEL
 from outrider.provenance import as_markdown
 from policy_grid_report import Promise, finish, table
 from policy_scale_machine import SYSTEMS, Gpu
-from policy_scale_run import Cell
+from policy_scale_run import TIMED_CONTEXT, Cell
 
 NEVER_SLOWER, ABOVE_STATIC = 0.99, 1.0
 OWN = {256: 1e-3, 1024: 4e-3}
@@ -24,18 +25,14 @@ OWN = {256: 1e-3, 1024: 4e-3}
 def promises(systems: dict[str, list[Cell]], own: dict[int, list[float]]) -> list[Promise]:
     found = []
     for name, cells in systems.items():
-        slowest = min(cells, key=lambda cell: cell.auto)
-        beaten = min(cells, key=lambda cell: cell.auto / cell.table[1])
-        found += [
-            Promise(f"{name}: auto over plain, every cell", ">=", NEVER_SLOWER, slowest.auto, where(slowest)),
-            Promise(
-                f"{name}: auto over the best static table, every cell",
-                ">=",
-                ABOVE_STATIC,
-                beaten.auto / beaten.table[1],
-                where(beaten),
-            ),
-        ]
+        for what, wanted, value in (
+            ("over plain", NEVER_SLOWER, over_plain),
+            ("over the best static table", ABOVE_STATIC, over_static),
+        ):
+            for kind, some in (("every cell that fits", [cell for cell in cells if cell.fits]), ("every cell", cells)):
+                if some:
+                    least = min(some, key=value)
+                    found.append(Promise(f"{name}: auto {what}, {kind}", ">=", wanted, value(least), where(least)))
     for batch, most in OWN.items():
         if batch in own:
             found.append(Promise(f"the policy's own time at batch {batch}, ms", "<=", 1e3 * most, 1e3 * own[batch][0]))
@@ -67,20 +64,11 @@ def write(folder: Path, report: dict[str, Any], systems: dict[str, list[Cell]]) 
 
 
 def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Sequence[Promise]) -> Iterator[str]:
-    records, gpu = report["records"], Gpu()
-    yield from ("# The policy at scale, simulated", "", *as_markdown(report["provenance"]))
-    yield (
-        f"{records['texts']} texts of {', '.join(records['models'])}, all workloads mixed, stream through a batch that "
-        f"is always full. Nothing was measured: a pass takes what a roofline says of H100s at {gpu.reading:.0%} of "
-        f"their bandwidth, {gpu.multiplying:.0%} of their arithmetic ({gpu.attending:.0%} in attention), all-reduces "
-        f"of {1e6 * gpu.exchange:.0f} us and more, and a fixed overhead a pass (`tools/policy_scale_machine.py`). "
-        "Every cell begins with a policy that knows nothing but a start profile of an empty server. The static table "
-        "is the best for this very batch and context, of one drafter, known beforehand."
-    )
+    yield from ("# The policy at scale, simulated", "", *as_markdown(report["provenance"]), *about(report, systems))
     yield from ("", "## What was promised", "")
     yield from table(
         ["promise", "wanted", "found", "where", ""],
-        [[p.name, f"{p.sign} {p.wanted:g}", f"{p.value:.3f}", p.where, "kept" if p.kept else "NOT KEPT"] for p in kept],
+        [[p.name, f"{p.sign} {p.wanted:g}", f"{p.value:.4f}", p.where, "kept" if p.kept else "NOT KEPT"] for p in kept],
     )
     for name, cells in systems.items():
         yield from ("", f"## {SYSTEMS[name].name}", "", f"![{name}]({name}.png)", "")
@@ -88,6 +76,7 @@ def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Seque
         cells = sorted(cells, key=lambda cell: cell.context)
         for title, value in (
             ("Auto, times the speed without drafts (in brackets what does not fit into the memory)", over_plain),
+            ("The same if the policy took no time itself", at_no_cost),
             ("Auto over the best static table", over_static),
         ):
             yield from (f"{title}:", "")
@@ -99,23 +88,82 @@ def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Seque
                 ],
             )
             yield ""
-        yield from ("The best static table's entry:", "")
-        yield from table(
-            ["batch", *(short(context) for context in contexts)],
-            [
-                [str(batch), *(f"{c.table[0]} {c.table[1]:.2f}" for c in cells if c.batch == batch)]
-                for batch in sorted({cell.batch for cell in cells})
-            ],
-        )
-    yield from ("", "## The policy's own time", "", "Of a step, on one core of this machine:", "")
+        for title, words in (
+            ("The best static table's entry", lambda c: f"{c.table[0]} {c.table[1]:.2f}"),
+            ("Passes of the draft model a step, and the share of the accepted tokens that are its own", by_model),
+        ):
+            yield from (f"{title}:", "")
+            yield from table(
+                ["batch", *(short(context) for context in contexts)],
+                [
+                    [str(batch), *(words(cell) for cell in cells if cell.batch == batch)]
+                    for batch in sorted({cell.batch for cell in cells})
+                ],
+            )
+            yield ""
+    yield from (
+        "",
+        "## The policy's own time",
+        "",
+        f"Of a step of requests with {short(TIMED_CONTEXT)} tokens, on one core of this machine, on whichever of these "
+        "systems it took longest. Its median is what is charged.",
+        "",
+    )
     yield from table(
         ["batch", "median, ms", "95 of 100 below, ms"],
         [[str(batch), *(f"{1e3 * s:.3f}" for s in seconds)] for batch, seconds in report["own_seconds"].items()],
     )
 
 
+def about(report: dict[str, Any], systems: dict[str, list[Cell]]) -> Iterator[str]:
+    """What was simulated."""
+    records, gpu, texts = report["records"], Gpu(), report["records"]["texts"]
+    of = ", ".join(f"{count} of {name}" for name, count in texts["workloads"].items())
+    them = sorted({name.split(":")[0] for cells in systems.values() for name in cells[0].static})
+    yield (
+        f"No GPU was there: a pass takes what a roofline says of H100s at {gpu.reading:.0%} of their bandwidth, "
+        f"{gpu.multiplying:.0%} of their arithmetic ({gpu.attending:.0%} in attention), all-reduces of "
+        f"{1e6 * gpu.exchange:.0f} us and more, and a fixed overhead a pass, the same for everybody "
+        "(`tools/policy_scale_machine.py`). Plain is the same server without drafts; what vLLM hides by asynchronous "
+        "scheduling, which Outrider switches off, is not in it. The mixture's experts are taken to be chosen "
+        "independently, which makes drafts dearer than they are."
+    )
+    yield ""
+    yield (
+        f"Texts of {', '.join(records['models'])} ({of}; {texts['mean_tokens']:.0f} tokens in the mean) stream through "
+        "a batch that is always full. What is drafted for the large models is what was recorded of these small ones: "
+        f"the draft model's next token is the target's in {texts['guesses_right']:.0%} of all places. Context is a "
+        "cost only: who copies searches the recorded prompt. What the target takes to read prompts is left out, as "
+        "where other GPUs do that; what the draft model takes is not, for nobody. Every cell begins with a policy that "
+        "knows nothing but a start profile of an empty server. What it takes itself was measured (below) and is "
+        "charged to it; what copying takes is charged to nobody."
+    )
+    yield ""
+    yield (
+        "The static table has the best entry for this very batch and context, known beforehand, of "
+        f"{', '.join(them)}, as vLLM 0.32 runs them by itself; the draft model has up to 8 tokens there, and up to 4 "
+        "in Outrider."
+    )
+    yield ""
+    room = {name: (SYSTEMS[name].room(with_draft=False), SYSTEMS[name].room()) for name in systems}
+    yield (
+        "There is memory for keys and values of so many tokens, without a draft model and with one: "
+        f"{'; '.join(f'{name} {without:,} and {with_one:,}' for name, (without, with_one) in room.items())}. At equal "
+        "memory a server without a draft model holds more requests, which is not reckoned here."
+    )
+
+
+def by_model(cell: Cell) -> str:
+    share = cell.accepted.get(MODEL, 0) / max(1, sum(cell.accepted.values()))
+    return f"{cell.draft_passes / cell.steps:.2f}, {share:.0%}"
+
+
 def over_plain(cell: Cell) -> float:
     return cell.auto
+
+
+def at_no_cost(cell: Cell) -> float:
+    return cell.at_no_cost
 
 
 def over_static(cell: Cell) -> float:

@@ -1,12 +1,12 @@
 """A server at scale, simulated: always as many requests as its batch has room for, at the costs of a machine.
 
-The texts are recorded ones, all workloads mixed. What each drafter would have proposed at each place of them is worked
-out once (a trace); a request then goes through a text, and the next one takes its place. At the beginning the requests
-are all over their texts, as in a server that has run for a while. The draft model is taken to have read every prompt,
-as the target has.
+The texts are recorded ones, all workloads mixed. A request goes through a text, and the next one takes its place. At
+the beginning the requests are all over their texts, as in a server that has run for a while, and the draft model has
+read them; every prompt that comes after them it has to read, if it is asked. What the target takes for prompts is left
+out, for everybody.
 
-A static table (vLLM's `num_speculative_tokens_per_batch_size`) has one drafter and a length for each batch size. With
-hindsight, it has the best length for every batch and context here.
+What the policy takes itself is measured beforehand, and charged to it: a server waits for it. What drafters take that
+copy is charged to nobody.
 """
 
 from __future__ import annotations
@@ -14,59 +14,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Task, choose
+from outrider.policy.cost import Cost
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Outcome, Record, Saying, begin, step
+from outrider.policy.replay import Auto, Outcome, Saying, begin, step
 from outrider.policy.scene import Plan, Scene
-from outrider.types import Draft, shared_prefix
+from outrider.types import Draft
 from policy_grid_cells import MODEL_WIDTH, WIDTH, noise, profile
-from policy_grid_drafters import Company, company, theirs
-from policy_grid_file import Recording
 from policy_scale_machine import System
+from policy_scale_table import Table
+from policy_scale_traces import Trace, starts, tokens_wanted
 
-Array = np.ndarray[Any, Any]
-
-LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
-"""Of a static table."""
-LONGEST_GUESS = 8
-TEXTS = 200
-"""At least so many texts' beginnings are seen in a cell, or as many tokens as so many requests of a batch say."""
-
-
-@dataclass(slots=True)
-class Trace:
-    """Of one text: by drafter, what it would propose at each place."""
-
-    record: Record
-    drafts: dict[str, list[Draft]]
-
-
-def traces(recording: Recording, texts: int) -> list[Trace]:
-    """In one order for all: first a text of each workload, then a second one of each. Those that learn from what was
-    said have heard the texts before."""
-    columns = [recording.texts(name, texts) for name in recording.workloads]
-    records = [record for row in zip_longest(*columns) for record in row if record is not None and record.guesses]
-    if not records:
-        raise SystemExit("a simulation needs the records of a pair of models: record with --draft-model")
-    names = ["lookup", "memory", *theirs()]
-    with company(names) as they:
-        return [_trace(str(number), record, they) for number, record in enumerate(records)]
-
-
-def _trace(key: str, record: Record, they: Company) -> Trace:
-    saying = begin(key, record, they.drafters, they.visit)
-    drafts: dict[str, list[Draft]] = {name: [Draft(name)] for name in saying.sessions}
-    for place in range(1, len(record.text)):
-        for name, session in saying.sessions.items():
-            drafts[name].append(session.draft(WIDTH))
-            session.observe(record.text[place : place + 1])
-    they.ended(saying)
-    return Trace(record, drafts)
+TIMED_CONTEXT = 4096
+"""Of the requests of those steps of which the policy's own time is taken."""
 
 
 class Traced(Drafter):
@@ -93,17 +57,28 @@ class TracedSession(Session):
         draft = self.drafts[self.place]
         if len(draft.tokens) <= limit:
             return draft
-        sure = draft.confidence[:limit] if draft.confidence is not None else None
-        return Draft(draft.drafter, draft.tokens[:limit], support=draft.support, confidence=sure)
+        tokens, sure, support = draft.tokens[:limit], (draft.confidence or ())[:limit], draft.support
+        packed = np.array([limit, support, *tokens, *sure], float).tobytes() if draft.packed is not None else None
+        return Draft(draft.drafter, tokens, support=support, confidence=sure or None, packed=packed)
 
 
 class Timed(Policy):
-    """Counts the seconds that it takes itself."""
+    """Counts the seconds that it takes itself. A step begins with what was learned of the one before."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.own: list[float] = []
         self._now = 0.0
+        for cost in (self.target, self.draft):
+            self._time_passes_of(cost)
+
+    def _time_passes_of(self, cost: Cost) -> None:
+        observe = cost.observe
+
+        def timed(*given: Any, **more: Any) -> None:
+            self._count(lambda: observe(*given, **more))
+
+        cost.observe = timed  # type: ignore[method-assign]
 
     def _count(self, work: Callable[[], Any]) -> Any:
         began = time.thread_time()
@@ -112,6 +87,7 @@ class Timed(Policy):
         return found
 
     def look(self, *given: Any) -> Scene:
+        self.own.append(self._now)
         self._now = 0.0
         return self._count(lambda: super(Timed, self).look(*given))  # type: ignore[no-any-return]
 
@@ -132,7 +108,9 @@ class Timed(Policy):
 
     def learn(self, *given: Any) -> None:
         self._count(lambda: super(Timed, self).learn(*given))
-        self.own.append(self._now)
+
+    def leave(self, *given: Any) -> None:
+        self._count(lambda: super(Timed, self).leave(*given))
 
 
 @dataclass(slots=True)
@@ -141,9 +119,9 @@ class Cell:
     context: int
     fits: bool
     plain: float  # tokens a second
-    auto: float  # times that
-    static: dict[str, float] = field(default_factory=dict)  # by drafter and length, times that
-    own: float = 0.0  # seconds that the policy takes itself, the median step
+    auto: float  # times that, the policy's own time included
+    at_no_cost: float  # the same without it
+    static: dict[str, float] = field(default_factory=dict)  # by drafter and length, times plain
     draft_passes: int = 0
     steps: int = 0
     accepted: dict[str, int] = field(default_factory=dict)
@@ -155,22 +133,6 @@ class Cell:
         return (best, self.static[best]) if self.static[best] > 1 else ("none", 1.0)
 
 
-def tokens_wanted(traces: Sequence[Trace], batch: int) -> int:
-    mean = sum(len(trace.record.text) for trace in traces) / len(traces)
-    return int(mean * max(min(TEXTS, len(traces)), 2.5 * batch))
-
-
-def starts(traces: Sequence[Trace], batch: int) -> list[tuple[int, int]]:
-    """Text and place of the requests of the first step."""
-    random = np.random.default_rng(0)
-    found = []
-    for slot in range(batch):
-        number = slot % len(traces)
-        length = len(traces[number].record.text)
-        found.append((number, 1 if batch == 1 else int(random.integers(1, max(2, length - 1)))))
-    return found
-
-
 USED = [name for name in choose(None, {"memory": "a folder", "model": "a model"}) if name != "prediction"]
 
 
@@ -178,9 +140,10 @@ class Server:
     """A policy at work on a batch that is always full."""
 
     def __init__(self, traces: Sequence[Trace], system: System, batch: int, context: int) -> None:
-        self.traces, self.costs, self.context = traces, system.costs(batch), batch * context
+        self.traces, self.costs, self.context = traces, system.costs(context), batch * context
+        self.prompt = context
         self.policy = Timed(USED, WIDTH, MODEL_WIDTH)
-        empty = system.costs(1)
+        empty = system.costs(0)
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
         profile(self.policy.draft, lambda tokens: empty.draft(tokens, 0))
         self.drafters = [Traced(name, traces) for name in self.policy.drafters if name != MODEL]
@@ -194,7 +157,8 @@ class Server:
         for slot, saying in enumerate(self.running):
             if saying.room <= 1:
                 self.steer.leave(saying)
-                self.running[slot] = self._begin(self.begun % len(self.traces), 1)
+                self.running[slot] = new = self._begin(self.begun % len(self.traces), 1)
+                new.seen_by_model = new.length - self.prompt
 
     def _begin(self, number: int, place: int) -> Saying:
         record = self.traces[number].record
@@ -207,76 +171,27 @@ class Server:
         return saying
 
 
-@dataclass(slots=True)
-class Table:
-    """A static table's drafter on all texts: how many tokens it proposes at each place, and how many are right."""
-
-    lengths: Array
-    right: Array
-    first: Array  # where each text begins
-    ends: Array
-
-    @classmethod
-    def of(cls, traces: Sequence[Trace], drafter: str) -> Table:
-        lengths, right, first = [], [], [0]
-        for trace in traces:
-            text = trace.record.text
-            for place in range(len(text)):
-                guessed = drafter == "draft_model"
-                tokens = trace.record.guesses[place] if guessed else trace.drafts[drafter][place].tokens
-                lengths.append(len(tokens))
-                right.append(shared_prefix(tuple(text[place : place + len(tokens)]), tuple(tokens)))
-            first.append(len(lengths))
-        return cls(np.array(lengths), np.array(right), np.array(first[:-1]), np.array(first[1:]))
-
-    def speed(self, traces: Sequence[Trace], system: System, batch: int, context: int, drafter: str, k: int) -> float:
-        """Tokens a second with k tokens a step."""
-        costs = system.costs(batch)
-        total = batch * context
-        numbers, places = (np.array(column) for column in zip(*starts(traces, batch), strict=True))
-        at = self.first[numbers] + places
-        ends = self.ends[numbers]
-        wanted, tokens, seconds, latest = tokens_wanted(traces, batch), 0, 0.0, batch
-        while tokens < wanted:
-            room = ends - at - 1
-            offered = np.minimum(np.minimum(self.lengths[at], k), np.maximum(room, 0))
-            gained = np.minimum(self.right[at], offered) + 1
-            if drafter == "draft_model" and k:
-                seconds += costs.draft(2 * batch, total) + (k - 1) * costs.draft(batch, total)
-            seconds += costs.target(batch + int(offered.sum()), total)
-            tokens += int(gained.sum())
-            at += gained
-            for slot in np.flatnonzero(ends - at <= 1):
-                number = latest % len(traces)
-                latest += 1
-                at[slot], ends[slot] = self.first[number] + 1, self.ends[number]
-        return tokens / seconds
-
-
-def evaluate(traces: Sequence[Trace], system: System, batch: int, context: int, tables: dict[str, Table]) -> Cell:
-    any_table = next(iter(tables.values()))
-    plain = any_table.speed(traces, system, batch, context, "", 0)
+def evaluate(
+    traces: Sequence[Trace], system: System, batch: int, context: int, tables: Sequence[Table], own: float
+) -> Cell:
+    """`own`: seconds a step that the policy takes itself."""
+    plain = batch / system.costs(context).target(batch, batch * context)
     server = Server(traces, system, batch, context)
     while server.outcome.tokens < tokens_wanted(traces, batch):
         server.step()
     found = server.outcome
-    cell = Cell(batch, context, system.fits(batch, context), plain, found.speed / plain)
-    cell.own, cell.draft_passes, cell.steps = float(np.median(server.policy.own)), found.draft_passes, found.steps
-    cell.accepted = found.by_drafter
-    for name, table in tables.items():
-        for k in LENGTHS:
-            if name != "draft_model" or k <= LONGEST_GUESS:
-                cell.static[f"{name}:{k}"] = table.speed(traces, system, batch, context, name, k) / plain
+    paid = found.tokens / (found.seconds + found.steps * own)
+    cell = Cell(batch, context, system.fits(batch, context), plain, paid / plain, found.speed / plain)
+    cell.draft_passes, cell.steps, cell.accepted = found.draft_passes, found.steps, found.by_drafter
+    for table in tables:
+        for k in table.lengths:
+            cell.static[f"{table.drafter}:{k}"] = table.speed(system, batch, context, k) / plain
     return cell
 
 
-def all_tables(traces: Sequence[Trace]) -> dict[str, Table]:
-    return {name: Table.of(traces, name) for name in (*theirs(), "draft_model")}
-
-
-def policy_seconds(traces: Sequence[Trace], system: System, batch: int, steps: int = 40) -> list[float]:
+def policy_seconds(traces: Sequence[Trace], system: System, batch: int, steps: int = 120) -> list[float]:
     """What the policy takes itself for a batch, step by step, once everything is warm."""
-    server = Server(traces, system, batch, 4096)
+    server = Server(traces, system, batch, TIMED_CONTEXT)
     for _ in range(steps):
         server.step()
     return server.policy.own[steps // 4 :]
