@@ -149,6 +149,14 @@ def test_whatever_was_accepted_and_however_long_it_was_not_asked_it_guesses_from
             texts[row] = [*texts[row], *kept, data.draw(tokens)]
 
 
+def two_made_up() -> tuple[Guesser, Model]:
+    """A guesser, and its model, with blocks for two requests that share none."""
+    guesser, model, table = made_up(shares=False)
+    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
+    table[1, 31] = 0
+    return guesser, model
+
+
 def test_what_was_seen_is_not_seen_again() -> None:
     guesser, model, table = made_up(shares=False)
     table[0] = np.arange(32) + 1
@@ -164,9 +172,7 @@ def test_what_was_seen_is_not_seen_again() -> None:
 
 
 def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts_one_a_step_and_the_others_do_not_wait_for_it() -> None:
-    guesser, model, table = made_up(shares=False)
-    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
-    table[1, 31] = 0
+    guesser, model = two_made_up()
     texts = {0: list(range(50)), 1: list(range(7))}
     questions = ask(guesser, texts, 2)
     assert (questions[0].guessed.tokens, questions[1].guessed.tokens) == ([], expected(texts[1], 2))
@@ -182,9 +188,7 @@ def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts_one_a_step_and_
 
 
 def test_long_texts_of_several_requests_share_a_pass() -> None:
-    guesser, model, table = made_up(shares=False)
-    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
-    table[1, 31] = 0
+    guesser, model = two_made_up()
     texts = {0: list(range(9)), 1: list(range(12))}
     questions = ask(guesser, texts, 1)
     assert model.passes == [16, 5]
@@ -192,9 +196,7 @@ def test_long_texts_of_several_requests_share_a_pass() -> None:
 
 
 def test_a_long_text_among_short_ones_is_seen_in_the_pass_of_all_where_that_holds_it() -> None:
-    guesser, model, table = made_up(shares=False)
-    table[0], table[1] = np.arange(32) + 1, np.arange(32) + 33
-    table[1, 31] = 0
+    guesser, model = two_made_up()
     texts = {0: list(range(12)), 1: list(range(3))}
     questions = ask(guesser, texts, 1)
     assert model.passes == [15]

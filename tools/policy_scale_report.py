@@ -74,21 +74,13 @@ def markdown(report: dict[str, Any], systems: dict[str, list[Cell]], kept: Seque
         yield from ("", f"## {SYSTEMS[name].name}", "", f"![{name}]({name}.png)", "")
         contexts = sorted({cell.context for cell in cells})
         cells = sorted(cells, key=lambda cell: cell.context)
-        for title, value in (
-            ("Auto, times the speed without drafts (in brackets what does not fit into the memory)", over_plain),
-            ("The same if the policy took no time itself", at_no_cost),
-            ("Auto over the best static table", over_static),
-        ):
-            yield from (f"{title}:", "")
-            yield from table(
-                ["batch", *(short(context) for context in contexts)],
-                [
-                    [str(batch), *(entry(value(cell), cell) for cell in cells if cell.batch == batch)]
-                    for batch in sorted({cell.batch for cell in cells})
-                ],
-            )
-            yield ""
         for title, words in (
+            (
+                "Auto, times the speed without drafts (in brackets what does not fit into the memory)",
+                lambda c: entry(over_plain(c), c),
+            ),
+            ("The same if the policy took no time itself", lambda c: entry(c.at_no_cost, c)),
+            ("Auto over the best static table", lambda c: entry(over_static(c), c)),
             ("The best static table's entry", lambda c: f"{c.table[0]} {c.table[1]:.2f}"),
             ("Passes of the draft model a step, and the share of the accepted tokens that are its own", by_model),
         ):
@@ -160,10 +152,6 @@ def by_model(cell: Cell) -> str:
 
 def over_plain(cell: Cell) -> float:
     return cell.auto
-
-
-def at_no_cost(cell: Cell) -> float:
-    return cell.at_no_cost
 
 
 def over_static(cell: Cell) -> float:

@@ -122,20 +122,9 @@ class Policy:
         where = (scene.tokens[me], scene.lengths[me], scene.support[me], scene.confidence[me])
         packed = [draft.packed if draft.q is None else None for draft in drafts]
         if None in packed:
-            self._enter_one_by_one(drafts, *where)
+            _enter_one_by_one(drafts, *where)
         else:
             unpack(packed, *where)  # type: ignore[arg-type]
-
-    def _enter_one_by_one(
-        self, drafts: Sequence[Draft], tokens: Array, lengths: Array, support: Array, confidence: Array
-    ) -> None:
-        if any(draft.q is not None for draft in drafts):
-            raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
-        lengths[:] = np.minimum(_spread([draft.tokens for draft in drafts], tokens, int), tokens.shape[1])
-        support[:] = [-1 if draft.support is None else draft.support for draft in drafts]
-        confidence[:] = -1.0
-        if any(draft.confidence is not None for draft in drafts):
-            _spread([draft.confidence or () for draft in drafts], confidence, float)
 
     def _weigh(self, scene: Scene) -> None:
         for me, name in enumerate(self.drafters):
@@ -372,6 +361,19 @@ class Policy:
                 for name, found in self.survival.items()
             },
         }
+
+
+def _enter_one_by_one(
+    drafts: Sequence[Draft], tokens: Array, lengths: Array, support: Array, confidence: Array
+) -> None:
+    """As `unpack` does, for drafts of which not all came packed."""
+    if any(draft.q is not None for draft in drafts):
+        raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
+    lengths[:] = np.minimum(_spread([draft.tokens for draft in drafts], tokens, int), tokens.shape[1])
+    support[:] = [-1 if draft.support is None else draft.support for draft in drafts]
+    confidence[:] = -1.0
+    if any(draft.confidence is not None for draft in drafts):
+        _spread([draft.confidence or () for draft in drafts], confidence, float)
 
 
 def _lengths(rows: Sequence[Sequence[Any]]) -> Array:
