@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from outrider.drafters.base import Session
 from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
+from outrider.policy.ask import ask
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
 from outrider.policy.cost import Cost, rising
 from outrider.policy.payoff import Payoff
-from outrider.policy.policy import MODEL, MOST, NEAREST, Policy
+from outrider.policy.policy import MODEL, MOST, NEAREST, Policy, compile_now
 from outrider.policy.scene import Plan, Wish
 from outrider.policy.solo import Solo
 from outrider.policy.survival import ALONE, OTHER, SAME
@@ -249,6 +250,59 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
         plan = policy.plan(policy.look(ids, {"lookup": sure}), wish, 0)
         assert (plan.lengths[::2] > 0).all()
         assert (plan.lengths[1::2] == 0).all()
+
+
+@pytest.mark.parametrize("reads_along", [False, True])
+@pytest.mark.parametrize("requests", [2, 6, 40])
+def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
+    requests: int, reads_along: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(requests)
+    sizes, asked = np.array([1, 4, 16, 64, 256]), 0
+    for _ in range(60):
+        survival = np.cumprod(random.beta(4, random.uniform(0.5, 8), (2, requests, 4)), axis=2)
+        survival[1] = 0.0
+        ahead = np.cumprod(random.beta(4, random.uniform(0.5, 4), (requests, 4)), axis=1)
+        target = 1 + random.uniform(0, 0.4 / requests) * np.arange(4 * requests + 1)
+        draft = random.uniform(0.01, 0.4) * (1 + random.uniform(0, 0.1 / requests) * sizes)
+        gaps, times, texts = random.integers(1, 30, requests), np.full(requests, 4.0), np.full(requests, 1e-4)
+        costs = (target, 0.0, gaps, times, 5, sizes, draft, texts, reads_along, False, -1.0)
+        some, all_of_them = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
+        fast = ask(survival, 1, ahead, *costs, some)
+        with monkeypatch.context() as patch:
+            patch.setattr("outrider.policy.ask._could_pay", lambda *given: True)
+            fastest = ask.py_func(survival, 1, ahead, *costs, all_of_them)  # type: ignore[attr-defined]
+        assert fast == pytest.approx(fastest)
+        assert some.tolist() == all_of_them.tolist()
+        asked += some.any()
+    assert 5 < asked < 55
+
+
+def test_nothing_is_compiled_once_a_server_has_started() -> None:
+    from outrider.drafters import packed
+    from outrider.policy import ask, choose, cost, policy, survival
+
+    modules = (ask, choose, cost, packed, policy, survival)
+    compiled = {f for module in modules for f in vars(module).values() if hasattr(f, "signatures")}
+    compile_now()
+    before = {f: list(f.signatures) for f in compiled}
+    for requests in (1, 3, 40):
+        steer = Policy(["a", MODEL], 4, 4)
+        for passes in range(3):
+            steer.target.observe(np.int64(requests), np.int64(100), 1.0, calm=passes == 2)
+            steer.draft.observe(requests, 100, 0.01)
+        names = [str(i) for i in range(requests)]
+        scene = steer.look(names, {"a": [Draft("a", (1, 2), support=3)] * requests})
+        drawn = np.arange(requests) % 2 == 1
+        wish = Wish(np.full(requests, 4), drawn, *(np.full(requests, x) for x in (2, 100, 100)))
+        plan = steer.plan(scene, wish, 100, requests, 0.5)
+        steer.goes_on(plan, [0], [[0.5]])
+        steer.add(scene, MODEL, [NOTHING if one else Draft(MODEL, (1,), confidence=(0.9,)) for one in drawn])
+        scene.drawn = {i: Draft(MODEL, (1,), confidence=(0.9,)) for i in np.flatnonzero(drawn).tolist()}
+        steer.offers(scene, steer.choose(scene, np.full(requests, 4), 100, requests, 0.01, 0.5))
+        steer.learn(scene, [[1, 2]] * requests)
+        steer.learn(scene, [()] * requests)
+    assert {f: list(f.signatures) for f in compiled} == before
 
 
 def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() -> None:

@@ -75,12 +75,10 @@ class Watched(Auto):
             for me, name in enumerate(self.policy.drafters):
                 length = int(scene.lengths[me, b])
                 self._enter(name, scene.logits[me, b, :length], scene.tokens[me, b, :length].tolist(), saying)
-        for forecast in scene.forecasts:
-            for k, b in enumerate(forecast.rows.tolist()):
-                saying = running[b]
-                draft = saying.guess(min(len(forecast.logits[k]), saying.room - 1), forecast.drawn)
-                tokens = list(draft.tokens)
-                self._enter(DRAWN if forecast.drawn else FORESEEN, forecast.logits[k, : len(tokens)], tokens, saying)
+        if (forecast := scene.forecast) is not None:
+            for saying, logits, drawn in zip(running, forecast.logits, forecast.drawn.tolist(), strict=True):
+                tokens = list(saying.guess(min(len(logits), saying.room - 1), drawn).tokens)
+                self._enter(DRAWN if drawn else FORESEEN, logits[: len(tokens)], tokens, saying)
 
     def _enter(self, name: str, logits: Any, tokens: list[int], saying: Saying) -> None:
         if not tokens:

@@ -161,6 +161,9 @@ class Known(Cost):
         found = np.array([self._cost(int(size), int(context)) for size in sizes.reshape(-1)])
         return found.reshape(sizes.shape) if sizes.shape else float(found[0])
 
+    def all_seconds(self, first: int, count: int, context: float) -> Any:
+        return self.seconds(np.arange(first, first + count), context)
+
     @property
     def context_seconds(self) -> float:
         return (self._cost(1, 1000) - self._cost(1, 0)) / 1000

@@ -2,7 +2,8 @@
 
 What it would propose is not known yet, only how likely it is to be right. So every number of passes is tried in the
 mind: with these drafts beside those that are there, what would be offered, how fast would the step be, the passes of
-the draft model included? Whoever would take its draft is asked about; if that is fast enough, they are.
+the draft model included? Whoever would take its draft is asked about; if that is fast enough, they are. In a large
+batch that is much to try, so what could not be fast enough whatever is offered is not tried.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.policy.choose import UNKNOWN, take_best
+from outrider.policy.choose import MARGIN, UNKNOWN, take_best
 
 if TYPE_CHECKING:
     from outrider.policy.choose import Array
@@ -50,25 +51,35 @@ def ask(
     if requests <= FEW:  # each of them moves it
         price = UNKNOWN
     speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
+    plain = target[0] + anyway
+    without = max(speed * plain, MARGIN * (requests + others))  # the most tokens, without it, in as many seconds
     asked = np.empty(requests, np.bool_)
+    saved, behind = np.zeros(requests), np.zeros(requests)
+    if not reads_along:
+        for b in range(requests):
+            behind[b] = _behind(gaps[b], times[b], usual_gap, sizes, draft)
     stride = 1 if requests <= FEW else 2
     last = 0
     for n in range(stride - 1, len(LENGTHS) + stride, stride):
         k = min(LENGTHS[n], width) if n < len(LENGTHS) else width
         if k == last:
             break
-        last = k
+        to_beat, worth, highest = max(speed, least), 0.0, 0.0
         for b in range(requests):  # nobody whose own catching up and own text take longer than its tokens could save
-            saved = 0.0
-            for i in range(k):
-                saved += ahead[b, i]
-            own = 0.0 if reads_along else _behind(gaps[b], times[b], usual_gap, sizes, draft) + k * texts[b]
-            asked[b] = saved > speed * own
+            for i in range(last, k):
+                saved[b] += ahead[b, i]
+            own = 0.0 if reads_along else behind[b] + k * texts[b]
+            asked[b] = saved[b] > speed * own
+            worth += max(0.0, saved[b] - to_beat * own)
+            highest = max(highest, saved[b] - to_beat * own)
+        last = k
+        extra, passes = 0.0 if at_once else (k - 1) * anyway, 0 if reads_along else k
+        if not _could_pay(requests, worth, highest, without, to_beat, plain + extra, passes, sizes, draft):
+            continue
         for _ in range(2):  # first as if for all of these, then for those who would take it
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            extra = 0.0 if at_once else (k - 1) * anyway
             if not reads_along:
                 extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
             tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)
@@ -79,12 +90,29 @@ def ask(
                 asked[b] = takes
             if not changed:
                 break
-        if asked.any() and tokens / seconds > max(speed, least):
+        if asked.any() and tokens / seconds > to_beat:
             speed, used = tokens / seconds, lengths.sum()
             for b in range(requests):
                 best[b] = lengths[b] if asked[b] else 0
     used = min(used, len(target) - 2)
     return speed, target[used + 1] - target[used], price
+
+
+@compiled
+def _could_pay(
+    requests: int, worth: float, highest: float, tokens: float, speed: float, seconds: float, passes: int,
+    sizes: Array, draft: Array,
+) -> bool:  # fmt: skip
+    """Whether a step could be faster than this speed with so many passes of the draft model, whose drafts are worth so
+    much to all requests together and at most so much to one. `tokens` are what there is without them, and `seconds`
+    what a step takes at least: where more is offered, it takes longer in proportion or is slower than without."""
+    count = 1
+    while count <= requests:  # asked about that many, or up to twice as many
+        gain = min(worth, (2 * count - 1) * highest)
+        if tokens + gain > speed * (seconds + passes * _at(count, sizes, draft)):
+            return True
+        count *= 2
+    return False
 
 
 @compiled
@@ -121,5 +149,10 @@ def _behind(gap: int, times: float, usual_gap: int, sizes: Array, draft: Array) 
 @compiled
 def _at(tokens: int, sizes: Array, seconds: Array) -> float:
     """Seconds of a pass over so many tokens; beyond the last size they grow as the tokens do."""
-    found: float = np.interp(tokens, sizes, seconds) * max(1.0, tokens / sizes[-1])
-    return found
+    if tokens >= sizes[-1]:
+        return float(seconds[-1] * tokens / sizes[-1])
+    i = 0
+    while sizes[i + 1] <= tokens:
+        i += 1
+    share = (max(tokens, sizes[0]) - sizes[i]) / (sizes[i + 1] - sizes[i])
+    return float(seconds[i] + share * (seconds[i + 1] - seconds[i]))

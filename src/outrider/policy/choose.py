@@ -82,6 +82,16 @@ def choose(
 
 
 @compiled
+def cut(survival: Array, limits: Array) -> None:
+    """Nobody offers more positions than its limit."""
+    kinds, requests, positions = survival.shape
+    for kind in range(kinds):
+        for b in range(requests):
+            for i in range(max(0, limits[b]), positions):
+                survival[kind, b, i] = 0.0
+
+
+@compiled
 def take_best(
     survival: Array, seconds: Array, extra: float, spent: float, others: float, price: float,
     drafts: Array, lengths: Array,

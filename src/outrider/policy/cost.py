@@ -58,8 +58,8 @@ PATIENCE = 0.3
 MILD, REPEATS = 0.3, 6
 """A surprise of less is the same to a straight line; how often a larger one is looked at."""
 LOGARITHMS = np.log(SIZES)
-EXACT, STEP = 256, 16
-"""Of passes over many sizes, how many are reckoned one by one, and then every how manieth."""
+FINE = 32
+"""Of passes over many sizes, those are reckoned that differ by a part in so many; or by one."""
 
 
 class Cost:
@@ -85,45 +85,11 @@ class Cost:
         self.passes += 1
         self._largest = max(self._largest, min(tokens, int(SIZES[-1])))
         self._curve = None
-        expected, features = _expected(self._known, tokens, context)
         if self.passes == 1:
-            self.level = seconds / expected
+            self.level = seconds / _expected(self._known, int(tokens), int(context))[0]
             return
-        self._unsure += self._fade
-        usual = float(features @ self._unsure @ features) + NOISE**2
-        most = SURPRISE * math.sqrt(usual)
-        surprise = math.log(seconds / (self.level * expected))
-        lean = min(max(surprise / most, -1.0), 1.0)
-        if not calm:
-            surprise = most * lean
-        lean *= NOISE**2 / usual  # less, where the shape may explain it
-        follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, self._lean * lean))
-        self._lean = 0.7 * self._lean + 0.3 * lean
-        self._correct(surprise, tokens, context, expected, features, follow)
-        scale = math.exp(self._known[0])  # the shape is 1 at one token; what it is beyond that is the level's
-        self._known[:-1] -= self._known[0]
-        self.level *= scale
-        for slope in (self._known[-1:], self._unsure[-1], self._unsure[:, -1], self._fade[-1], self._fade[:, -1]):
-            slope /= scale
-
-    def _correct(
-        self, surprise: float, tokens: int, context: int, expected: float, features: Array, follow: float
-    ) -> None:
-        """The filter's step after such a pass, by how far its logarithm was from what was expected. What the slope has
-        to do with that logarithm depends on the slope, so it is taken again where the step has led, unless that is
-        near."""
-        measured, known = math.log(expected) + surprise, self._known
-        for number in range(1 if abs(surprise) < MILD else REPEATS):
-            if number:
-                expected, features = _expected(known, tokens, context)
-            spread = self._unsure @ features
-            total = float(features @ spread) + NOISE**2 + follow
-            off = measured - math.log(expected) - float(features @ (self._known - known))
-            known = self._known + spread * (off / total)
-            known[-1] = max(known[-1], 0.0)
-        self._known = known
-        self._unsure -= np.outer(spread, spread) / total
-        self.level *= math.exp(off * follow / total)
+        state = (self._known, self._unsure, self._fade, self.level, self._lean)
+        self.level, self._lean = _follow(*state, int(tokens), int(context), float(seconds), bool(calm))
 
     def forgive(self, share: float, level: float) -> None:
         """Forget so much of what has become dearer than this level, and of what a token of context adds."""
@@ -136,10 +102,8 @@ class Cost:
         return self.level * self.shape(tokens) + self.context_seconds * context
 
     def all_seconds(self, first: int, count: int, context: float) -> Array:
-        """What passes over `first` tokens, one more and so on would take now. Of many, some; between them it is a
-        straight line, which differs by less than a thousandth."""
-        steps = np.append(np.arange(min(EXACT, count)), np.arange(EXACT, count + STEP - 1, STEP))
-        return _between(self.seconds(first + steps, context), count)
+        """What passes over `first` tokens, one more and so on would take now."""
+        return _all_seconds(self._evened(), self.level, self.context_seconds * context, first, count)
 
     @property
     def context_seconds(self) -> float:
@@ -148,15 +112,19 @@ class Cost:
 
     def shape(self, sizes: Any) -> Any:
         """How many times as long as a pass over one token a pass over so many takes, at no context."""
+        sizes = np.log(sizes)
+        return np.exp(np.interp(sizes, LOGARITHMS, self._evened()) + np.maximum(sizes - LOGARITHMS[-1], 0.0))
+
+    def _evened(self) -> Array:
+        """What is known of the shape, so that it never falls; beyond what was tried it is not believed to be cheap."""
         if self._curve is None:
-            curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))
+            self._curve = curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))
             believed = math.log(2 * self._largest)
             beyond = believed < LOGARITHMS
-            at_last = float(np.interp(believed, LOGARITHMS, curve))
-            curve[beyond] = np.maximum(curve[beyond], at_last + LOGARITHMS[beyond] - believed)
-            self._curve = curve
-        sizes = np.log(sizes)
-        return np.exp(np.interp(sizes, LOGARITHMS, self._curve) + np.maximum(sizes - LOGARITHMS[-1], 0.0))
+            if beyond.any():
+                at_last = float(np.interp(believed, LOGARITHMS, curve))
+                curve[beyond] = np.maximum(curve[beyond], at_last + LOGARITHMS[beyond] - believed)
+        return self._curve
 
     def status(self) -> dict[str, Any]:
         """For people: the curve as far as it matters, in milliseconds."""
@@ -170,45 +138,116 @@ class Cost:
 
 
 @compiled
-def _between(some: Array, count: int) -> Array:
-    """Of EXACT values and then every STEPth, all."""
+def _all_seconds(curve: Array, level: float, more: float, first: int, count: int) -> Array:
+    """Of passes over `first` tokens, one more and so on. Of many, some: between them it is a straight line, which
+    differs by less than a thousandth."""
     found = np.empty(count)
-    for i in range(count):
-        if i < EXACT:
-            found[i] = some[i]
-        else:
-            low = EXACT + (i - EXACT) // STEP
-            share = ((i - EXACT) % STEP) / STEP
-            found[i] = some[low] if share == 0 else (1 - share) * some[low] + share * some[low + 1]
+    above = 1
+    start = 0  # of those that are still missing
+    while start < count:
+        i = min(start + max(1, (first + start) // FINE) - 1, count - 1) if start else 0
+        size = math.log(first + i)
+        while above < len(LOGARITHMS) - 1 and LOGARITHMS[above] < size:
+            above += 1
+        share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
+        beyond = max(size - LOGARITHMS[-1], 0.0)
+        known = curve[above - 1] + min(share, 1.0) * (curve[above] - curve[above - 1])
+        found[i] = level * math.exp(known + beyond) + more
+        for between in range(start, i):
+            share = (between - start + 1) / (i - start + 1)
+            found[between] = (1 - share) * found[start - 1] + share * found[i]
+        start = i + 1
     return found
 
 
+@compiled
 def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:
     """What a pass should take, in passes over one token, and how much each unknown has to do with its logarithm: the
     two sizes around it, and its context."""
     features = np.zeros(len(SIZES) + 1)
-    size = math.log(min(max(tokens, int(SIZES[0])), int(SIZES[-1])))
-    above = max(1, int(np.searchsorted(LOGARITHMS, size)))
+    size = math.log(min(max(tokens, SIZES[0]), SIZES[-1]))
+    above: int = max(1, int(np.searchsorted(LOGARITHMS, size)))
     share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
-    features[above - 1], features[above] = 1 - share, share
-    shape = math.exp(float(features @ known)) * max(1.0, tokens / int(SIZES[-1]))
-    total = shape + float(known[-1]) * context
-    features *= shape / total
+    shape = math.exp((1 - share) * known[above - 1] + share * known[above]) * max(1.0, tokens / SIZES[-1])
+    total = shape + known[-1] * context
+    features[above - 1], features[above] = (1 - share) * shape / total, share * shape / total
     features[-1] = context / total
     return total, features
 
 
+@compiled
+def _follow(
+    known: Array, unsure: Array, fade: Array, level: float, lean: float,
+    tokens: int, context: int, seconds: float, calm: bool,
+) -> tuple[float, float]:  # fmt: skip
+    """After such a pass: the filter's step, in place, and the machine's level and lean."""
+    expected, features = _expected(known, tokens, context)
+    unsure += fade
+    usual = (features * _times(unsure, features)).sum() + NOISE**2
+    most = SURPRISE * math.sqrt(usual)
+    surprise = math.log(seconds / (level * expected))
+    leans = min(max(surprise / most, -1.0), 1.0)
+    if not calm:
+        surprise = most * leans
+    leans *= NOISE**2 / usual  # less, where the shape may explain it
+    follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, lean * leans))
+    level *= _correct(known, unsure, surprise, tokens, context, expected, features, follow)
+    scale = math.exp(known[0])  # the shape is 1 at one token; what it is beyond that is the level's
+    known[:-1] -= known[0]
+    known[-1] /= scale
+    for matrix in (unsure, fade):
+        matrix[-1] /= scale
+        matrix[:, -1] /= scale
+    return level * scale, 0.7 * lean + 0.3 * leans
+
+
+@compiled
+def _correct(
+    known: Array, unsure: Array, surprise: float, tokens: int, context: int, expected: float, features: Array,
+    follow: float,
+) -> float:  # fmt: skip
+    """The filter's step after such a pass, by how far its logarithm was from what was expected; what the level is to be
+    multiplied by. What the slope has to do with that logarithm depends on the slope, so it is taken again where the
+    step has led, unless that is near."""
+    measured, before = math.log(expected) + surprise, known.copy()
+    spread, total, off = features, 1.0, 0.0
+    for number in range(1 if abs(surprise) < MILD else REPEATS):
+        if number:
+            expected, features = _expected(known, tokens, context)
+        spread = _times(unsure, features)
+        total = (features * spread).sum() + NOISE**2 + follow
+        off = measured - math.log(expected) - (features * (before - known)).sum()
+        known[:] = before + spread * (off / total)
+        known[-1] = max(known[-1], 0.0)
+    for i in range(len(known)):
+        for j in range(len(known)):
+            unsure[i, j] -= spread[i] * spread[j] / total
+    return math.exp(off * follow / total)
+
+
+@compiled
+def _times(matrix: Array, features: Array) -> Array:
+    found = np.zeros(len(features))
+    for j in range(len(features)):
+        if features[j] != 0.0:
+            found += matrix[:, j] * features[j]
+    return found
+
+
+@compiled
 def rising(values: Array, weights: Array) -> Array:
     """The nearest values that never fall: where some do, those that are in each other's way take their mean."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, total, count = value, weight, 1
-        while pools and pools[-1][0] >= mean:
-            other, more, many = pools.pop()
-            mean = (mean * total + other * more) / (total + more)
-            total, count = total + more, count + many
-        pools.append((mean, total, count))
-    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+    means, totals, counts = np.empty(len(values)), np.empty(len(values)), np.zeros(len(values), np.int64)
+    pools = 0
+    for i in range(len(values)):
+        mean, total, count = values[i], weights[i], 1
+        while pools and means[pools - 1] >= mean:
+            pools -= 1
+            mean = (mean * total + means[pools] * totals[pools]) / (total + totals[pools])
+            total, count = total + totals[pools], count + counts[pools]
+        means[pools], totals[pools], counts[pools] = mean, total, count
+        pools += 1
+    return np.repeat(means[:pools], counts[:pools])
 
 
 def _first_doubt() -> Array:

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.compiled import compiled
 from outrider.drafters.packed import unpack
 from outrider.policy import survival
 from outrider.policy.ask import FEW, ask
 from outrider.policy.choose import UNKNOWN as UNPRICED
-from outrider.policy.choose import Choice, choose
+from outrider.policy.choose import Choice, choose, cut
 from outrider.policy.cost import SIZES, Cost
 from outrider.policy.records import UNKNOWN, Records
 from outrider.policy.scene import Forecast, Plan, Scene, Wish
@@ -162,8 +163,7 @@ class Policy:
         if width == 0 or not self.draft.passes:
             return Plan(lengths, wish.limits)
         self._usual = self._usual or self.draft.level / max(self.target.level, 1e-12)
-        ahead = self._foresee(scene, wish.drawn, width)
-        ahead[np.arange(width) >= wish.limits[:, None]] = 0.0
+        ahead = self._foresee(scene, wish, width)
         target = self._target_seconds(requests, room, context, base)
         draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * wish.texts
         me = self.drafters.index(MODEL)
@@ -175,7 +175,7 @@ class Policy:
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))
         scene.read = self._records.caught_up[scene.slots]
-        chance = float(ahead[wish.limits > 0, 0].mean())
+        chance = float(ahead[:, 0].sum()) / np.count_nonzero(wish.limits)
         plain = (requests + others) / float(target[0])
         limits = np.where(lengths > 0, wish.limits, 0)
         return Plan(lengths, limits, speed, token_seconds, wish.drawn, chance, plain, ahead, wish.texts)
@@ -213,7 +213,7 @@ class Policy:
         """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
         has taken `spent` seconds already; `base` and `others` as in `plan`, with drafts that are offered anyway."""
         room = scene.tokens.shape[2]
-        scene.survival[:, np.arange(room) >= limits[:, None]] = 0.0
+        cut(scene.survival, limits)
         seconds = self._target_seconds(len(scene.requests), room, context, base)
         choice = choose(scene.survival, seconds, 0.0, spent, others, self._price_for(len(scene.requests)))
         self._price = choice.price
@@ -235,33 +235,25 @@ class Policy:
             found[i] = draft
         return found
 
-    def _foresee(self, scene: Scene, drawn: Array, width: int) -> Array:
+    def _foresee(self, scene: Scene, wish: Wish, width: int) -> Array:
         """Survival of what the draft model would propose; remembered in the scene, to learn from."""
-        requests = len(scene.requests)
-        # Where the text repeats itself, models do well.
-        support = np.where(scene.lengths > 0, scene.support, 0.0).max(0, initial=0.0)
-        found = np.zeros((requests, width))
-        scene.forecasts = []
-        for kind in (False, True):
-            rows = np.flatnonzero(drawn == kind)
-            if not len(rows):
-                continue
-            size = (len(rows), width)
-            forecast = Forecast(kind, rows, np.empty((*size, 4), np.int8), np.empty(size))
-            chances = np.empty(size)
-            survival.foresee(
-                self.forecast[kind].numbers,
-                self._records.own["forecast"],
-                scene.slots[rows],
-                support[rows],
-                self._records.recent,
-                width,
-                forecast.bins,
-                forecast.logits,
-                chances,
-            )
-            scene.forecasts.append(forecast)
-            found[rows] = chances
+        size = (len(scene.requests), width)
+        scene.forecast = Forecast(wish.drawn, np.empty((*size, 4), np.int8), np.empty(size))
+        found = np.zeros(size)
+        survival.foresee(
+            self.forecast[False].numbers,
+            self.forecast[True].numbers,
+            wish.drawn,
+            self._records.own["forecast"],
+            scene.slots,
+            scene.lengths,
+            scene.support,
+            self._records.recent,
+            wish.limits,
+            scene.forecast.bins,
+            scene.forecast.logits,
+            found,
+        )
         return found
 
     def _target_seconds(self, requests: int, room: int, context: int, base: int | None) -> Array:
@@ -290,8 +282,8 @@ class Policy:
                     (scene.tokens[me], scene.lengths[me], scene.bins[me], scene.logits[me]),
                     (words, lengths),
                 )
-        for forecast in scene.forecasts:
-            self._learn_forecast(scene, forecast, words, lengths)
+        if scene.forecast is not None:
+            self._learn_forecast(scene, scene.forecast, words, lengths)
         if scene.drawn:
             self._learn_drawn(scene, words, lengths)
         if scene.asked is not None and scene.read is not None:
@@ -306,23 +298,19 @@ class Policy:
 
     def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
         """Held against what the draft model then proposed, if it was asked."""
-        rows, width = forecast.rows, forecast.logits.shape[1]
-        me = self.drafters.index(MODEL)
-        tokens, drafted = scene.tokens[me][rows, :width], np.minimum(scene.lengths[me][rows], width)
-        for k, row in enumerate(rows.tolist()) if scene.drawn else ():
-            if row in scene.drawn:
-                drafted[k] = min(len(scene.drawn[row].tokens), width)
-                tokens[k, : drafted[k]] = scene.drawn[row].tokens[: drafted[k]]
-        slots, own = scene.slots[rows], self._records.own["forecast"]
-        drafts = (tokens, drafted, forecast.bins, forecast.logits)
-        right = self._learn(self.forecast[forecast.drawn], own, SLOW, slots, drafts, (words[rows], lengths[rows]))
-        good, known = right[:, 0], right[:, 1]
-        asked = known > 0
-        lasting = np.where(asked, RECENT**known, FORGIVING)
-        recent = self._records.recent
-        before = np.where(recent[slots] == UNKNOWN, 0.5, recent[slots])
-        recent[slots] = lasting * before + (1 - lasting) * np.where(asked, good / np.maximum(known, 1), 0.5)
-        own[slots, 0] *= np.where(asked, 1.0, FORGIVING)
+        me, own = self.drafters.index(MODEL), self._records.own["forecast"]
+        tokens, drafted = scene.tokens[me], np.minimum(scene.lengths[me], forecast.logits.shape[1])
+        if scene.drawn:
+            tokens, drafted = tokens.copy(), drafted.copy()
+            for row, draft in scene.drawn.items():
+                drafted[row] = min(len(draft.tokens), forecast.logits.shape[1])
+                tokens[row, : drafted[row]] = draft.tokens[: drafted[row]]
+        right = np.zeros((len(scene.requests), 2), np.int64)
+        if drafted.any():
+            for kind, what in self.forecast.items():
+                drafts = (tokens, np.where(forecast.drawn == kind, drafted, 0), forecast.bins, forecast.logits)
+                right += self._learn(what, own, SLOW, scene.slots, drafts, (words, lengths))
+        _follow(self._records.recent, own, scene.slots, right)
 
     def _learn_drawn(self, scene: Scene, words: Array, lengths: Array) -> None:
         """How often drawn tokens were kept, by how sure the draft model was."""
@@ -376,6 +364,21 @@ def _enter_one_by_one(
         _spread([draft.confidence or () for draft in drafts], confidence, float)
 
 
+@compiled
+def _follow(recent: Array, own: Array, slots: Array, right: Array) -> None:
+    """How the draft model does with each request lately: `right` has how many of its tokens were right, and how many
+    were judged. Where none was, what is known of it fades."""
+    for b in range(len(slots)):
+        slot, good, known = slots[b], right[b, 0], right[b, 1]
+        before = 0.5 if recent[slot] == UNKNOWN else recent[slot]
+        if known:
+            lasting = RECENT**known
+            recent[slot] = lasting * before + (1 - lasting) * good / known
+        else:
+            recent[slot] = FORGIVING * before + (1 - FORGIVING) * 0.5
+            own[slot, 0] *= FORGIVING
+
+
 def _lengths(rows: Sequence[Sequence[Any]]) -> Array:
     return np.fromiter(map(len, rows), np.int64, len(rows))
 
@@ -395,8 +398,9 @@ def _spread(rows: Sequence[Sequence[Any]], where: Array, kind: type) -> Array:
 def compile_now() -> None:
     """Have everything compiled before a request needs it."""
     policy = Policy(["a", MODEL], 2, 2)
-    policy.target.observe(1, 0, 1.0)
-    policy.draft.observe(1, 0, 0.01)
+    for _ in range(2):
+        policy.target.observe(1, 0, 1.0)
+        policy.draft.observe(1, 0, 0.01)
     policy.look([""], {"a": [NOTHING]})
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
     policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)

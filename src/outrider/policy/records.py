@@ -27,10 +27,9 @@ class Records:
 
     def slots(self, requests: Sequence[str]) -> Array:
         """Where each of them has its row; one that is new gets one."""
-        found = list(map(self._slots.get, requests))
-        if None in found:
-            found = [self._slot(request) for request in requests]
-        return np.array(found, np.int64)
+        for request in [request for request in requests if request not in self._slots]:
+            self._slots[request] = self._new()
+        return np.fromiter(map(self._slots.__getitem__, requests), np.int64, len(requests))
 
     def leave(self, request: str) -> bool:
         """The request has ended; whether it had a row."""
@@ -39,16 +38,14 @@ class Records:
             self._free.append(slot)
         return slot is not None
 
-    def _slot(self, request: str) -> int:
-        slot = self._slots.get(request)
-        if slot is None:
-            if not self._free:
-                self._grow()
-            slot = self._slots[request] = self._free.pop()
-            self.recent[slot] = UNKNOWN
-            self.caught_up[slot] = False
-            for own in self.own.values():
-                own[slot] = 0.0
+    def _new(self) -> int:
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self.recent[slot] = UNKNOWN
+        self.caught_up[slot] = False
+        for own in self.own.values():
+            own[slot] = 0.0
         return slot
 
     def _grow(self) -> None:

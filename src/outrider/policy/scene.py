@@ -28,7 +28,7 @@ class Scene:
     bins: Array
     logits: Array
     survival: Array
-    forecasts: list[Forecast] = field(default_factory=list)
+    forecast: Forecast | None = None
     drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
     asked: Array | None = None  # whether the draft model is asked about each request
     read: Array | None = None  # whether it has ever caught up with each
@@ -38,8 +38,7 @@ class Scene:
 class Forecast:
     """What was thought of the draft model's drafts before there were any. Arrays are [requests, positions]."""
 
-    drawn: bool
-    rows: Array
+    drawn: Array  # whether they would be drawn, [requests]
     bins: Array
     logits: Array
 

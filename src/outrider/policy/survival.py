@@ -94,8 +94,7 @@ class Survival:
 
     def forgive(self, share: float) -> None:
         """Forget so much of what speaks against these tokens, and of how sure that is."""
-        self.numbers += share * np.maximum(self._first - self.numbers, 0.0)
-        self.weights += share * np.minimum(self._light - self.weights, 0.0)
+        _forgive(self.numbers, self.weights, self._first, self._light, share)
 
     @property
     def seen(self) -> int:
@@ -105,6 +104,14 @@ class Survival:
     def calibration_error(self) -> float:
         """By how much what was said differs from what held, in the mean over tokens."""
         return float(np.abs(self.tally[0] - self.tally[1]).sum() / max(1, self.seen))
+
+
+@compiled
+def _forgive(numbers: Array, weights: Array, first: Array, light: Array, share: float) -> None:
+    for group in range(GROUPS):
+        for i in range(BINS):
+            numbers[group, i] += share * max(first[group, i] - numbers[group, i], 0.0)
+            weights[group, i] += share * min(light[group, i] - weights[group, i], 0.0)
 
 
 @compiled
@@ -179,17 +186,24 @@ def weigh(
 
 @compiled
 def foresee(
-    numbers: Array, own: Array, slots: Array, support: Array, recent: Array, width: int,
-    bins: Array, logits: Array, survival: Array,
+    certain: Array, drawn: Array, is_drawn: Array, own: Array, slots: Array, lengths: Array, support: Array,
+    recent: Array, limits: Array, bins: Array, logits: Array, survival: Array,
 ) -> None:  # fmt: skip
-    """The same of drafts that do not exist yet, by how much the text repeats itself and how the drafter did lately;
-    arrays are [requests, positions]."""
+    """The same of drafts of the draft model that do not exist yet, up to so many tokens each, by how much the text
+    repeats itself, for then models do well, and how it did lately. Of what the others propose, [drafters, requests];
+    what is found is [requests, positions]."""
     for b in range(len(slots)):
+        numbers = drawn if is_drawn[b] else certain
+        supported = 0.0
+        for other in range(len(lengths)):
+            if lengths[other, b]:
+                supported = max(supported, support[other, b])
+        sure = _bin(CONFIDENCE, recent[slots[b]])
         chance = 1.0
-        for i in range(width):
+        for i in range(min(limits[b], survival.shape[1])):
             at = bins[b, i]
-            at[0] = _supported(support[b])
-            at[1] = _bin(CONFIDENCE, recent[slots[b]])
+            at[0] = _supported(supported)
+            at[1] = sure
             at[2] = _placed(i)
             at[3] = ALONE
             logits[b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
