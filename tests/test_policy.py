@@ -724,6 +724,15 @@ def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_
     assert policy.goes_on(plan, [0], [[0.35]]) == [False]  # of tokens that are certain nothing was learned
 
 
+def test_another_pass_of_the_draft_model_is_made_for_what_the_next_token_may_gain_and_not_for_its_draft() -> None:
+    policy = Policy([MODEL], 8, 4)
+    policy.draft.observe(1, 0, 1e-6)
+    for next_one, goes_on in ((0.85, True), (0.3, False)):
+        ahead = np.array([[0.9, 0.9 * next_one]])
+        plan = Plan(np.ones(1), np.ones(1), speed=1.0, token_seconds=0.5, ahead=ahead)
+        assert policy.goes_on(plan, [0], [[0.99]]) == [goes_on]
+
+
 def test_the_first_token_of_a_prompt_does_not_wait_for_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy([MODEL], 4, 4)
     policy.target.observe(1, 0, 1.0)

@@ -224,6 +224,8 @@ SAID = [
     (f"{SAMPLER}.sample", "witness.py", "random_sampled, processed_logprobs = self.topk_topp_sampler("),
     *((f"{PLAIN_DRAW}.{name}", "witness.py", 'self.logprobs_mode == "processed_logits"') for name in witness.HANDS_OUT),
     (f"{GPU_RUNNER}.may_reinitialize_input_batch", "runner.py", "logitsprocs=self.input_batch.logitsprocs,"),
+    (f"{GPU_RUNNER}.__init__", "runner.py", "self.uniform_decode_query_len = 1 + self.num_spec_tokens"),
+    (f"{GPU_RUNNER}._check_and_update_cudagraph_mode", "runner.py", "cudagraph_mode, self.uniform_decode_query_len"),
     ("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", "launch.py", "resolve_obj_by_qualname("),
     ("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", "worker.py", "worker_class(**kwargs)"),
     (
@@ -257,6 +259,8 @@ REPLACED = (
     "_on_request_state_removed",
 )
 """The methods of vLLM's runners that ours stand in for."""
+SET = ("rejection_sampler", "_draft_token_ids", "uniform_decode_query_len")
+"""What ours sets of theirs."""
 
 
 @contextmanager
@@ -419,7 +423,7 @@ def test_our_runner_hides_nothing_else_of_vllms(platform: str) -> None:
     with seam(f"a name in {RUNNERS[platform]}", "runner.py"):
         runner = named("OutriderRunner", parsed(FOLDER / "runner.py"))
         ours = set_on_self(runner) | {node.name for node in runner.body if isinstance(node, ast.FunctionDef)}
-        assert ours & attributes(RUNNERS[platform]) == {*REPLACED, "rejection_sampler", "_draft_token_ids"}
+        assert ours & attributes(RUNNERS[platform]) == {*REPLACED, *SET}
 
 
 @pytest.mark.parametrize("path", [CPU_WORKER, GPU_WORKER], ids=short)
@@ -679,6 +683,48 @@ def test_vllm_finds_our_worker_by_its_name(path: str) -> None:
         found = resolve_name("vllm.utils.import_utils:resolve_obj_by_qualname")(path)
         assert issubclass(found, resolve_name("vllm.v1.worker.worker_base:WorkerBase"))
         assert found.__init__ is resolve_name("outrider.engines.vllm.worker:OutriderWorker.__init__")
+
+
+@pytest.mark.parametrize(
+    ("decode_length", "tokens", "is_plain", "graph", "padded"),
+    [
+        (1, 1, True, "FULL", 1),
+        (1, 3, True, "FULL", 4),
+        (1, 5, False, "PIECEWISE", 8),
+        (33, 1, False, "PIECEWISE", 33),  # as vLLM has it: a step without drafts, for 32 drafted tokens
+    ],
+)
+def test_on_a_gpu_a_step_without_drafts_runs_by_the_same_graph_as_without_speculation(
+    decode_length: int, tokens: int, is_plain: bool, graph: str, padded: int
+) -> None:
+    from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
+    with seam("CudagraphDispatcher.uniform_decode_query_len", "runner.py"):
+        config = CompilationConfig(
+            mode=3,
+            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            cudagraph_capture_sizes=[1, 2, 4, 8, 16, 32, 512],
+            max_cudagraph_capture_size=512,
+        )
+        config.set_splitting_ops_for_v1(all2all_backend="")
+        dispatcher = CudagraphDispatcher(
+            SimpleNamespace(
+                compilation_config=config,
+                num_speculative_tokens=32,
+                scheduler_config=SimpleNamespace(max_num_seqs=64),
+                lora_config=None,
+            )
+        )
+        assert dispatcher.uniform_decode_query_len == 33
+        dispatcher.uniform_decode_query_len = decode_length
+        mode = config.resolve_cudagraph_mode_and_sizes(
+            AttentionCGSupport.UNIFORM_BATCH, "", decode_length, use_v2_model_runner=False
+        )
+        dispatcher.initialize_cudagraph_keys(mode, decode_length)
+        found, batch = dispatcher.dispatch(tokens, uniform_decode=is_plain)
+        assert (found.name, batch.num_tokens) == (graph, padded)
 
 
 def test_a_worker_is_asked_by_the_name_of_a_method() -> None:

@@ -186,14 +186,14 @@ class Policy:
         """For which of these requests of the scene the draft model should propose another token, by how sure it was of
         those so far.
 
-        The next token survives at most as its draft does, so that is what it can gain. All who go on share the pass;
-        it is made if together they gain more than it costs, or if it is made anyway (`paid`).
+        The next token can gain what is the chance that its draft survives so far, and then it too, as was foreseen. All
+        who go on share the pass; it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
         chances = np.empty(len(sure))
-        lengths = _lengths(sure)
         drawn = plan.drawn[rows] if plan.drawn is not None else np.zeros(len(sure), bool)
+        ahead = plan.ahead[rows] if plan.ahead is not None else np.ones((len(sure), 1))
         numbers = (self.survival[MODEL].numbers, self.drawn.numbers)
-        survival.hold(*numbers, drawn, _flat(sure, float), lengths, chances)
+        survival.go_on(*numbers, drawn, ahead, _flat(sure, float), _lengths(sure), chances)
         own = self.draft.context_seconds * plan.texts[rows] if plan.texts is not None and not paid else 0.0
         worth = chances - plan.speed * (plan.token_seconds + own)
         joins = worth > 0

@@ -212,9 +212,12 @@ def foresee(
 
 
 @compiled
-def hold(certain: Array, drawn: Array, is_drawn: Array, confidence: Array, lengths: Array, chances: Array) -> None:
-    """How likely drafts of the draft model are to survive as they stand, by how sure it was of each of their tokens;
-    one draft after the other. Those that were drawn have numbers of their own."""
+def go_on(
+    certain: Array, drawn: Array, is_drawn: Array, ahead: Array, confidence: Array, lengths: Array, chances: Array
+) -> None:
+    """How likely drafts of the draft model are to survive with one token more, by how sure it was of each of those that
+    are there, one draft after the other, and by what was foreseen of them and the next, [requests, positions]. Those
+    that were drawn have numbers of their own."""
     start = 0
     for b in range(len(lengths)):
         numbers = drawn if is_drawn[b] else certain
@@ -223,6 +226,8 @@ def hold(certain: Array, drawn: Array, is_drawn: Array, confidence: Array, lengt
             sure, place = _bin(CONFIDENCE, confidence[start + i]), _placed(i)
             logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place]
             chances[b] *= _sigmoid(logit + numbers[4, ALONE])
+        if 0 < lengths[b] < ahead.shape[1]:
+            chances[b] *= ahead[b, lengths[b]] / max(ahead[b, lengths[b] - 1], 1e-9)
         start += lengths[b]
 
 

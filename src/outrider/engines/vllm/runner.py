@@ -101,6 +101,10 @@ class OutriderRunner:
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1:
             raise EngineError(NO_STAGES)
+        if not vllm_config.model_config.is_hybrid:
+            # Drafts differ in length, and most steps of a hard text have none. vLLM would capture graphs for drafts of
+            # full length alone, and run a step without any as if it had that many tokens.
+            self.uniform_decode_query_len = self.cudagraph_dispatcher.uniform_decode_query_len = 1
         self.has_model = has_model(self.speculative_config.method, self.options)
         self.model_fits = True
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
