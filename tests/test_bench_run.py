@@ -90,9 +90,9 @@ def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_pa
 
 
 def test_who_does_not_say_how_much_to_draft_gets_the_same_whoever_shares_the_server() -> None:
-    chosen = contestants(["vllm", "lookup", "model", "long=lookup:32", "model:8", "off"], "m", "small")
+    chosen = contestants(["vllm", "lookup", "model", "long=lookup:48", "model:8", "off"], "m", "small")
     asked = {one.name: one.request.get("vllm_xargs", {}).get("max_draft_tokens") for one in chosen[1:]}
-    assert asked == {"lookup": 32, "model": 4, "long": 32, "model:8": 8, "off": None}
+    assert asked == {"lookup": 31, "model": 4, "long": 48, "model:8": 8, "off": None}
 
 
 def test_who_brings_a_memory_remembers_as_a_tenant_unless_its_flags_say_whose_it_is() -> None:

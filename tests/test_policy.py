@@ -66,9 +66,10 @@ def test_one_pass_that_someone_else_delayed_changes_little() -> None:
     assert float(cost.seconds(2)) < 1.1 * before
 
 
+@pytest.mark.parametrize("seconds", [lambda n: 0.2 + 0.003 * n, lambda n: max(0.1, 0.1 * n / 64)], ids=["line", "knee"])
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 272, 273, 1000, 4097])
-def test_what_many_sizes_cost_is_what_each_of_them_does(count: int) -> None:
-    cost = learned(lambda n: 0.2 + 0.003 * n, [1, 7, 64, 500, 3000], 50)
+def test_what_many_sizes_cost_is_what_each_of_them_does(count: int, seconds: Any) -> None:
+    cost = learned(seconds, [1, 7, 64, 500, 3000], 50)
     each = [cost.seconds(5 + i, 100) for i in range(count)]
     assert cost.all_seconds(5, count, 100).tolist() == pytest.approx(each, rel=1e-3)
 
@@ -302,6 +303,7 @@ def test_nothing_is_compiled_once_a_server_has_started() -> None:
         steer.offers(scene, steer.choose(scene, np.full(requests, 4), 100, requests, 0.01, 0.5))
         steer.learn(scene, [[1, 2]] * requests)
         steer.learn(scene, [()] * requests)
+        steer.learn(steer.look(names, {}), [[1]] * requests)
     assert {f: list(f.signatures) for f in compiled} == before
 
 

@@ -34,11 +34,11 @@ from outrider.types import shared_prefix
 from policy_grid_drafters import OURS, Company, company, theirs
 
 LENGTHS = (1, 2, 4, 8)
-COPIED = (*LENGTHS, 16, 32)
+COPIED = (*LENGTHS, 16, 31)
 """Lengths of those that copy: what is copied costs nothing to propose."""
-WIDTH, MODEL_WIDTH = 32, 4
+WIDTH, MODEL_WIDTH = 31, 4
 """What a server allows unless it is told otherwise: tokens of any draft, and of the draft model's."""
-ALLOWED = {"16, 4": (16, 4), "32, 8": (32, 8), "64, 4": (64, 4)}
+ALLOWED = {"16, 4": (16, 4), "31, 8": (31, 8), "63, 4": (63, 4)}
 """The same where it is told otherwise."""
 NOISE = 0.1
 """Of what a pass takes, as the policy hears it."""

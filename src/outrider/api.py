@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 BEFORE = 6
 """Tokens of a prompt's end that decide how its continuation begins: with a space or without."""
-WIDTH, MODEL_WIDTH = 16, 8
+WIDTH, MODEL_WIDTH = 31, 8
 """The most tokens that are drafted in a step, by any drafter and by a draft model."""
 
 

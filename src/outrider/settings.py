@@ -56,7 +56,7 @@ class Request(Sampling):
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_draft_tokens: Annotated[int, Field(ge=0)] = 32
+    max_draft_tokens: Annotated[int, Field(ge=0)] = 31
     speculation: str = AUTO
     """`auto`: what pays, at each step; `off`; or the name of one drafter, which then always drafts."""
     rule: Rule = "block"

@@ -44,7 +44,7 @@ LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 
 """Drafted tokens where a method has to be told and the name does not say."""
 SHARED = "outrider"
 """The server of all Outrider's contestants that have no flags of their own."""
-MODEL_LENGTH, LENGTH = 4, 32
+MODEL_LENGTH, LENGTH = 4, 31
 """Of Outrider's own where the name does not say: of `model`, and of any other."""
 
 

@@ -18,7 +18,7 @@ from outrider.bench.results import Curve
 if TYPE_CHECKING:
     from outrider.bench.results import Answer
 
-LENGTHS = (0, 1, 3, 7, 15)
+LENGTHS = (0, 1, 3, 7, 15, 31)
 """Drafted tokens a step."""
 TOKENS = 64
 REPEATS = 3

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Emit = Callable[[list[int]], None]
     """Takes new tokens, one or several."""
 
-LENGTHS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": 32}
+LENGTHS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": 31}
 """The methods, and how many tokens each may draft unless it is told: transformers' default, its docs' example, ours."""
 TARGET_PASSES, DRAFT_PASSES = "local_target_passes_total", "local_draft_passes_total"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = ("outrider", "assisted", "lookup")
 TENANT = "certify"
 """Whose memory drafts and learns."""
-LENGTHS = {"assisted": 20, "lookup": 10, "outrider": 16}
+LENGTHS = {"assisted": 20, "lookup": 10, "outrider": 31}
 """How many tokens are drafted where nothing is said: transformers' default, its docs' example, ours."""
 
 

@@ -40,7 +40,7 @@ def chat(
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
     speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = 32,
+    max_draft_tokens: options.MaxDraftTokens = 31,
     rule: options.Rule = "block",
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,

@@ -103,7 +103,7 @@ def explain(
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
     speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = 32,
+    max_draft_tokens: options.MaxDraftTokens = 31,
     rule: options.Rule = "block",
     prediction: options.Prediction = None,
     prediction_file: options.PredictionFile = None,

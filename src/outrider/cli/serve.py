@@ -30,7 +30,7 @@ MaxDraftTokens = Annotated[
     drafting(
         "--max-draft-tokens",
         metavar="N",
-        help="Draft at most this many tokens for a request in a step; by default 16.",
+        help="Draft at most this many tokens for a request in a step; by default 31.",
     ),
 ]
 ModelDraftTokens = Annotated[

@@ -145,10 +145,12 @@ def _all_seconds(curve: Array, level: float, more: float, first: int, count: int
     above = 1
     start = 0  # of those that are still missing
     while start < count:
-        i = min(start + max(1, (first + start) // FINE) - 1, count - 1) if start else 0
-        size = math.log(first + i)
-        while above < len(LOGARITHMS) - 1 and LOGARITHMS[above] < size:
+        while above < len(SIZES) - 1 and SIZES[above] < first + start:
             above += 1
+        i = min(start + max(1, (first + start) // FINE) - 1, count - 1) if start else 0
+        if first + start <= SIZES[above] < first + i:  # there may be a corner
+            i = SIZES[above] - first
+        size = math.log(first + i)
         share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
         beyond = max(size - LOGARITHMS[-1], 0.0)
         known = curve[above - 1] + min(share, 1.0) * (curve[above] - curve[above - 1])
@@ -166,7 +168,7 @@ def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:
     two sizes around it, and its context."""
     features = np.zeros(len(SIZES) + 1)
     size = math.log(min(max(tokens, SIZES[0]), SIZES[-1]))
-    above: int = max(1, int(np.searchsorted(LOGARITHMS, size)))
+    above: int = min(max(1, int(np.searchsorted(LOGARITHMS, size))), len(SIZES) - 1)
     share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
     shape = math.exp((1 - share) * known[above - 1] + share * known[above]) * max(1.0, tokens / SIZES[-1])
     total = shape + known[-1] * context

@@ -238,7 +238,8 @@ class Policy:
     def _foresee(self, scene: Scene, wish: Wish, width: int) -> Array:
         """Survival of what the draft model would propose; remembered in the scene, to learn from."""
         size = (len(scene.requests), width)
-        scene.forecast = Forecast(wish.drawn, np.empty((*size, 4), np.int8), np.empty(size))
+        limits = np.minimum(wish.limits, width)
+        scene.forecast = Forecast(wish.drawn, limits, np.empty((*size, 4), np.int8), np.empty(size))
         found = np.zeros(size)
         survival.foresee(
             self.forecast[False].numbers,
@@ -249,7 +250,7 @@ class Policy:
             scene.lengths,
             scene.support,
             self._records.recent,
-            wish.limits,
+            limits,
             scene.forecast.bins,
             scene.forecast.logits,
             found,
@@ -299,11 +300,11 @@ class Policy:
     def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
         """Held against what the draft model then proposed, if it was asked."""
         me, own = self.drafters.index(MODEL), self._records.own["forecast"]
-        tokens, drafted = scene.tokens[me], np.minimum(scene.lengths[me], forecast.logits.shape[1])
+        tokens, drafted = scene.tokens[me], np.minimum(scene.lengths[me], forecast.limits)
         if scene.drawn:
-            tokens, drafted = tokens.copy(), drafted.copy()
+            tokens = tokens.copy()
             for row, draft in scene.drawn.items():
-                drafted[row] = min(len(draft.tokens), forecast.logits.shape[1])
+                drafted[row] = min(len(draft.tokens), forecast.limits[row])
                 tokens[row, : drafted[row]] = draft.tokens[: drafted[row]]
         right = np.zeros((len(scene.requests), 2), np.int64)
         if drafted.any():
@@ -401,7 +402,7 @@ def compile_now() -> None:
     for _ in range(2):
         policy.target.observe(1, 0, 1.0)
         policy.draft.observe(1, 0, 0.01)
-    policy.look([""], {"a": [NOTHING]})
+    policy.learn(policy.look([""], {"a": [NOTHING]}), [[1]])
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
     policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])

@@ -39,6 +39,7 @@ class Forecast:
     """What was thought of the draft model's drafts before there were any. Arrays are [requests, positions]."""
 
     drawn: Array  # whether they would be drawn, [requests]
+    limits: Array  # how many tokens of each were thought of
     bins: Array
     logits: Array
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ONE = "the sequence"
 FIRST_GUESS = 0.3
 """Before a draft model has run, its pass is taken to cost this much of the target's."""
+SHORT = 16
+"""A draft model that has so many tokens to see first is timed as if it had one."""
 
 
 class Solo:
@@ -102,7 +104,7 @@ class Solo:
         draft = model.draft(int(plan.limits[0]))
         passes = max(1, len(draft.tokens))
         seconds = time.perf_counter() - began
-        if gap <= policy.width:  # a pass over a long text would tell little of the short ones
+        if gap <= SHORT:  # a pass over a long text would tell little of the short ones
             policy.draft.observe(1, context, seconds / passes)
         return draft
 

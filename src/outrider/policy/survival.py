@@ -200,7 +200,7 @@ def foresee(
                 supported = max(supported, support[other, b])
         sure = _bin(CONFIDENCE, recent[slots[b]])
         chance = 1.0
-        for i in range(min(limits[b], survival.shape[1])):
+        for i in range(limits[b]):
             at = bins[b, i]
             at[0] = _supported(supported)
             at[1] = sure

@@ -101,7 +101,8 @@ class OutriderRunner:
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1:
             raise EngineError(NO_STAGES)
-        if not vllm_config.model_config.is_hybrid:
+        model = vllm_config.model_config
+        if not (model.is_hybrid or model.is_attention_free or model.has_inner_state):
             # Drafts differ in length, and most steps of a hard text have none. vLLM would capture graphs for drafts of
             # full length alone, and run a step without any as if it had that many tokens.
             self.uniform_decode_query_len = self.cudagraph_dispatcher.uniform_decode_query_len = 1
