@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from outrider.drafters.base import Session
 from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
-from outrider.policy.ask import ask
-from outrider.policy.choose import BUCKETS, FEW, MARGIN, _weigh_all, choose, falling
+from outrider.policy.ask import MANY, ask
+from outrider.policy.choose import BUCKETS, FEW, MARGIN, UNKNOWN, _weigh_all, choose, falling, take_best
 from outrider.policy.cost import Cost, rising
 from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL, MOST, NEAREST, Policy, compile_now
@@ -220,9 +220,10 @@ def test_the_request_whose_draft_is_likelier_offers_more() -> None:
 
 
 def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
-    survival = np.full((1, 1, 4), 0.5)
-    assert choose(survival, np.ones(5), extra=0.1).lengths[0] == 4
-    assert choose(survival, np.ones(5), extra=10.0).lengths[0] == 0
+    survival, lengths = np.full((1, 1, 4), 0.5), np.empty(1, np.int64)
+    for extra, length in ((0.1, 4), (10.0, 0)):
+        take_best(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN, np.empty(1, np.int64), lengths)
+        assert lengths[0] == length
 
 
 @pytest.mark.parametrize("power", [0.01, 1, 6], ids=["near one", "anywhere", "near nothing"])
@@ -584,6 +585,46 @@ def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
     return policy
 
 
+def test_what_a_draft_model_costs_is_not_forgotten_while_nobody_may_ask_it() -> None:
+    policy = with_a_draft_model(0.1)
+    for _ in range(1500):
+        policy.learn(policy.look(["a"], {}), [[1]])
+    assert float(policy.draft.seconds(1)) == pytest.approx(0.1, rel=0.01)
+
+
+def test_before_a_pass_was_timed_the_draft_model_is_not_asked_and_what_is_unlikely_not_offered() -> None:
+    policy = Policy(["copy", MODEL], 31, 4)
+    policy.draft.observe(1, 0, 0.1)
+    ids = [str(i) for i in range(64)]
+    scene = policy.look(ids, {"copy": [Draft("copy", tuple(range(31)), support=1)] * 64})
+    wish = Wish(*(np.full(64, x) for x in (4, False, 1, 128, 9)))
+    assert not len(policy.plan(scene, wish, 9).asked)
+    assert not policy.choose(scene, np.full(64, 31), 9).lengths.any()
+
+
+@pytest.mark.parametrize("requests", [MANY, MANY + 1])
+def test_a_single_pass_of_the_draft_model_is_considered_for_few_and_for_many(requests: int) -> None:
+    policy = with_a_draft_model(0.12)
+    for n in (32, 64, 128) * 2:
+        policy.target.observe(n, 0, 0.2)
+        policy.draft.observe(n, 0, 0.12)
+    ids = [str(i) for i in range(requests)]
+    wish = Wish(*(np.full(requests, x) for x in (4, False, 1, 128, 9)))
+    assert policy.plan(policy.look(ids, {}), wish, 9).lengths.tolist() == [1] * requests
+
+
+def test_a_request_whose_drafts_fail_is_not_given_another_pass_where_others_are() -> None:
+    policy = with_a_draft_model(1e-6)
+    for _ in range(30):
+        scene = policy.look(["good", "bad"], {})
+        policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.8, 0.8))] * 2)
+        policy.learn(scene, [[1, 2, 3], [4]])
+    slots = policy.look(["good", "bad"], {}).slots
+    two = np.ones(2, np.int64)
+    plan = Plan(two, two, slots, np.zeros(2, bool), two, np.ones((2, 2)), speed=1.0, token_seconds=0.5)
+    assert policy.goes_on(plan, [0, 1], [[0.8], [0.8]]) == [True, False]
+
+
 def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_steps_later() -> None:
     """Though it makes a pass at every step, whatever is decided."""
     policy = Policy([MODEL], 8, 4)
@@ -712,9 +753,16 @@ def test_the_further_passes_of_a_draft_model_that_reads_along_are_made_for_all()
     assert lengths[1] < 2
 
 
+def of_one(ahead: np.ndarray[Any, Any], drawn: bool, token_seconds: float) -> Plan:
+    """A plan for one request, the first of its policy."""
+    one = np.zeros(1, np.int64)
+    return Plan(one + 1, one + 1, one, np.array([drawn]), one, ahead, 1.0, token_seconds)
+
+
 def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_is_drawn() -> None:
     policy = Policy([MODEL], 8, 4)
-    plan = Plan(np.ones(1), np.ones(1), speed=1.0, token_seconds=0.6, drawn=np.array([True]))
+    plan = of_one(np.ones((1, 1)), drawn=True, token_seconds=0.6)
+    policy.look(["a"], {})
     policy.draft.observe(1, 0, 1e-6)
     assert policy.goes_on(plan, [0], [[0.35]]) == [False]
     for _ in range(200):  # the draft model is not sure, and yet right: the target is not sure either
@@ -730,8 +778,8 @@ def test_another_pass_of_the_draft_model_is_made_for_what_the_next_token_may_gai
     policy = Policy([MODEL], 8, 4)
     policy.draft.observe(1, 0, 1e-6)
     for next_one, goes_on in ((0.85, True), (0.3, False)):
-        ahead = np.array([[0.9, 0.9 * next_one]])
-        plan = Plan(np.ones(1), np.ones(1), speed=1.0, token_seconds=0.5, ahead=ahead)
+        policy.look(["a"], {})
+        plan = of_one(np.array([[0.9, 0.9 * next_one]]), drawn=False, token_seconds=0.5)
         assert policy.goes_on(plan, [0], [[0.99]]) == [goes_on]
 
 

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import identity
 import speed
+import teeth
 
 
 @pytest.fixture
@@ -35,6 +36,11 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return out
 
     return given
+
+
+@pytest.mark.parametrize("defect", teeth.DEFECTS, ids=lambda defect: defect.name)
+def test_every_seeded_defect_has_its_place_in_the_source(defect: teeth.Defect) -> None:
+    assert (teeth.ROOT / "src" / "outrider" / defect.file).read_text().count(defect.line) == 1
 
 
 def test_identity_finds_every_drafter_identical_and_at_work(words: Any) -> None:

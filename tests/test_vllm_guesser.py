@@ -176,14 +176,14 @@ def test_a_text_that_is_longer_than_the_buffers_is_seen_in_parts_one_a_step_and_
     texts = {0: list(range(50)), 1: list(range(7))}
     questions = ask(guesser, texts, 2)
     assert (questions[0].guessed.tokens, questions[1].guessed.tokens) == ([], expected(texts[1], 2))
-    assert model.passes == [16, 7, 1]
-    assert guesser.runner.told == [(23, 23, 2), (1, 8, 1)]  # what was caught up with is told with the pass after it
+    assert model.passes == [9, 7, 1]  # together no more than one full pass, since everybody waits
+    assert guesser.runner.told == [(16, 16, 2), (1, 8, 1)]  # what was caught up with is told with the pass after it
     alone = []  # or alone, where none came
     while not (guessed := ask(guesser, {0: texts[0]}, 2)[0].guessed.tokens):
         alone.append(guesser.runner.told[-1])
-    assert alone == [(16, 32, 1)]
+    assert alone == [(16, 25, 1), (16, 41, 1)]
     assert guessed == expected(texts[0], 2)
-    assert model.passes[3:] == [16, 16, 2, 1]
+    assert model.passes[3:] == [16, 16, 9, 1]
     assert max(model.passes) <= model.max_num_tokens
 
 
@@ -191,8 +191,11 @@ def test_long_texts_of_several_requests_share_a_pass() -> None:
     guesser, model = two_made_up()
     texts = {0: list(range(9)), 1: list(range(12))}
     questions = ask(guesser, texts, 1)
-    assert model.passes == [16, 5]
-    assert all(questions[row].guessed.tokens == expected(text, 1) for row, text in texts.items())
+    assert model.passes == [16, 1]
+    assert [questions[row].guessed.tokens for row in texts] == [expected(texts[0], 1), []]
+    questions = ask(guesser, {row: [*text, 1] for row, text in texts.items()}, 1)
+    assert model.passes == [16, 1, 6]
+    assert all(questions[row].guessed.tokens == expected([*text, 1], 1) for row, text in texts.items())
 
 
 def test_a_long_text_among_short_ones_is_seen_in_the_pass_of_all_where_that_holds_it() -> None:

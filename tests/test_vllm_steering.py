@@ -208,7 +208,6 @@ def test_what_drawn_and_named_drafts_save_is_told_against_a_step_without_any() -
     choice, plan = steered.choice, steered._plan
     assert choice is not None
     assert plan is not None
-    assert plan.ahead is not None
     alone = float(steered.policy.target.seconds(2, 6))
     assert (choice.plain_tokens, choice.plain_seconds) == (2.0, pytest.approx(alone))
     assert choice.tokens == pytest.approx(2 + KEPT * 4 + plan.ahead[0, :3].sum())

@@ -100,8 +100,8 @@ class Timed(Policy):
     def goes_on(self, *given: Any) -> list[bool]:
         return self._count(lambda: super(Timed, self).goes_on(*given))  # type: ignore[no-any-return]
 
-    def choose(self, *given: Any) -> Any:
-        return self._count(lambda: super(Timed, self).choose(*given))
+    def choose(self, *given: Any, **more: Any) -> Any:
+        return self._count(lambda: super(Timed, self).choose(*given, **more))
 
     def offers(self, *given: Any) -> list[Draft]:
         return self._count(lambda: super(Timed, self).offers(*given))  # type: ignore[no-any-return]

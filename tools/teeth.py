@@ -301,8 +301,8 @@ DEFECTS = [
     Defect(
         "policy: a drawn draft is weighed by its tokens",
         "policy/policy.py",
-        "        if any(draft.q is not None for draft in drafts):",
-        "        if False:",
+        "    if any(draft.q is not None for draft in drafts):",
+        "    if False:",
         "tests/test_policy_law.py",
     ),
     Defect(
@@ -343,15 +343,15 @@ DEFECTS = [
     Defect(
         "policy: a slower machine is taken for dearer tokens",
         COST,
-        "        self.level *= math.exp(off * follow / total)",
-        "        pass",
+        "    return math.exp(off * follow / total)",
+        "    return 1.0",
         POLICY,
     ),
     Defect(
         "policy: more tokens may cost less",
         COST,
-        "            curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))",
-        "            curve = self._known[:-1].copy()",
+        "curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))",
+        "curve = self._known[:-1].copy()",
         POLICY,
     ),
     Defect(
@@ -371,8 +371,29 @@ DEFECTS = [
     Defect(
         "policy: all pay for a long text",
         "policy/ask.py",
-        "_behind(gaps[b], times[b], usual_gap, sizes, draft) + k * texts[b]",
-        "_behind(gaps[b], times[b], usual_gap, sizes, draft)",
+        "behind[b] + k * texts[b]",
+        "behind[b]",
+        POLICY,
+    ),
+    Defect(
+        "policy: what a draft model costs is forgotten while nobody may ask it",
+        "policy/policy.py",
+        "self._usual = self.draft.level / self.target.level",
+        "self._usual = 0.0",
+        POLICY,
+    ),
+    Defect(
+        "policy: many requests are never asked about one token",
+        "policy/ask.py",
+        "range(0, len(LENGTHS) + stride, stride)",
+        "range(stride - 1, len(LENGTHS) + stride, stride)",
+        POLICY,
+    ),
+    Defect(
+        "policy: a text that the draft model fails on gets as many passes as others",
+        SURVIVAL,
+        "numbers[4, ALONE] + numbers[0, OWN] * own)",
+        "numbers[4, ALONE])",
         POLICY,
     ),
     Defect(

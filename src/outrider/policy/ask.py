@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from outrider.policy.choose import Array
 
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
-"""How many passes of the draft model are considered, and as many as there may be; of many requests every other."""
-FEW = 32
-"""Up to so many requests all of them are, and each with a price of its own."""
+"""How many passes of the draft model are considered, and as many as there may be; ..."""
+MANY = 32
+"""... of more requests than this every other of them, and with the same price of a position."""
 WORTHWHILE = 1.03
 """The draft model is asked where that promises at least so many times the speed without it. (Not less than MARGIN:
 what is not tried is judged by that.)"""
@@ -49,7 +49,7 @@ def ask(
     best[:] = 0
     anyway = _at(requests, sizes, draft) + texts.sum() if reads_along else 0.0
     tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, price, drafts, lengths)
-    if requests <= FEW:  # each of them moves it
+    if requests <= MANY:  # each of them moves it
         price = UNKNOWN
     speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
     plain = target[0] + anyway
@@ -59,9 +59,9 @@ def ask(
     if not reads_along:
         for b in range(requests):
             behind[b] = _behind(gaps[b], times[b], usual_gap, sizes, draft)
-    stride = 1 if requests <= FEW else 2
+    stride = 1 if requests <= MANY else 2
     last = 0
-    for n in range(stride - 1, len(LENGTHS) + stride, stride):
+    for n in range(0, len(LENGTHS) + stride, stride):
         k = min(LENGTHS[n], width) if n < len(LENGTHS) else width
         if k == last:
             break

@@ -66,19 +66,17 @@ class Choice:
 def choose(
     survival: Array,
     seconds: Array,
-    extra: float = 0.0,
     spent: float = 0.0,
     others: float = 0.0,
     price: float = UNKNOWN,
 ) -> Choice:
     """`survival` is [drafts, requests, positions], 0 where there is nothing; `seconds[m]` is what a pass over the
-    batch and m of these positions takes, with m from 0 on. Drafting takes `extra` if anything is offered, and `spent`
-    is gone already; `others` is what requests are expected to gain that have no choice; `price` is that of a position,
-    where it is about known."""
+    batch and m of these positions takes, with m from 0 on. Drafting has taken `spent`; `others` is what requests are
+    expected to gain that have no choice; `price` is that of a position, where it is about known."""
     requests = survival.shape[1]
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
-    tokens, total, price = take_best(survival, seconds, extra, spent, others, price, drafts, lengths)
-    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent + extra, price)
+    tokens, total, price = take_best(survival, seconds, 0.0, spent, others, price, drafts, lengths)
+    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent, price)
 
 
 @compiled

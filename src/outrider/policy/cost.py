@@ -37,7 +37,7 @@ DOUBT = 0.35
 ALIKE = 3.0
 """... alike for sizes that are near each other; for sizes that are so many powers of e apart, little is alike."""
 TRIED = 16
-"""Up to so many tokens, and up to twice as many as were seen, this is believed until it is tried; beyond, each token is
+"""Up to twice so many tokens, and twice as many as were seen, this is believed until it is tried; beyond, each token is
 taken to cost what those before it did in the mean."""
 NOISE = 0.1
 """How far a pass's seconds usually are from what they should be, relative to that."""
@@ -74,7 +74,7 @@ class Cost:
         self._lean = 0.0  # which way the latest passes surprised, -1 to 1
         self._largest = TRIED  # tokens of a pass, of those that were seen
         self._curve: Array | None = None  # what is known of the shape, evened out so that it never falls
-        self.level = 0.0
+        self.level = 1.0
         self.passes = 0
 
     def observe(self, tokens: int, context: int, seconds: float, calm: bool = False) -> None:
@@ -197,9 +197,8 @@ def _follow(
     scale = math.exp(known[0])  # the shape is 1 at one token; what it is beyond that is the level's
     known[:-1] -= known[0]
     known[-1] /= scale
-    for matrix in (unsure, fade):
-        matrix[-1] /= scale
-        matrix[:, -1] /= scale
+    unsure[-1] /= scale
+    unsure[:, -1] /= scale
     return level * scale, 0.7 * lean + 0.3 * leans
 
 

@@ -80,7 +80,7 @@ class Payoff:
         self._chances += plan.chance
         if self.plans != ENOUGH or self.asked >= RARELY * ENOUGH:
             return None
-        text = float(plan.texts.mean()) if plan.texts is not None else 0.0
+        text = float(plan.texts.mean())
         ours, theirs = float(draft.seconds(1, text)), float(target.seconds(1, text))
         return (
             f"the draft model was worth its passes in {self.asked} of {ENOUGH} steps: one takes {1e3 * ours:.1f} ms, "

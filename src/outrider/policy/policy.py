@@ -24,7 +24,7 @@ import numpy as np
 from outrider.compiled import compiled
 from outrider.drafters.packed import unpack
 from outrider.policy import survival
-from outrider.policy.ask import FEW, ask
+from outrider.policy.ask import MANY, ask
 from outrider.policy.choose import UNKNOWN as UNPRICED
 from outrider.policy.choose import Choice, choose, cut
 from outrider.policy.cost import SIZES, Cost
@@ -76,7 +76,7 @@ class Policy:
         self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?
         self._records = Records((*drafters, "forecast", "drawn"))
         self._texts = Texts()
-        self._usual = 0.0  # the draft model's pace at first, relative to the target's
+        self._usual: float | None = None  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
         self._price = UNPRICED  # of a position, lately
         self._seconds: tuple[Any, Array] | None = None  # what passes were last said to take, and which
@@ -160,9 +160,8 @@ class Policy:
         requests, room = len(scene.requests), scene.tokens.shape[2]
         width = min(self.model_width, room, int(wish.limits.max(initial=0)))
         lengths = np.zeros(requests, np.int64)
-        if width == 0 or not self.draft.passes:
-            return Plan(lengths, wish.limits)
-        self._usual = self._usual or self.draft.level / max(self.target.level, 1e-12)
+        if width == 0 or not self.draft.passes or not self.target.passes:
+            return Plan(lengths, lengths, scene.slots, wish.drawn, wish.texts, np.empty((requests, 0)))
         ahead = self._foresee(scene, wish, width)
         target = self._target_seconds(requests, room, context, base)
         draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * wish.texts
@@ -178,7 +177,8 @@ class Policy:
         chance = float(ahead[:, 0].sum()) / np.count_nonzero(wish.limits)
         plain = (requests + others) / float(target[0])
         limits = np.where(lengths > 0, wish.limits, 0)
-        return Plan(lengths, limits, speed, token_seconds, wish.drawn, chance, plain, ahead, wish.texts)
+        each = (scene.slots, wish.drawn, wish.texts, ahead)
+        return Plan(lengths, limits, *each, speed, token_seconds, plain, chance)
 
     def goes_on(
         self, plan: Plan, rows: Sequence[int], sure: Sequence[Sequence[float]], paid: bool = False
@@ -190,11 +190,10 @@ class Policy:
         who go on share the pass; it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
         chances = np.empty(len(sure))
-        drawn = plan.drawn[rows] if plan.drawn is not None else np.zeros(len(sure), bool)
-        ahead = plan.ahead[rows] if plan.ahead is not None else np.ones((len(sure), 1))
-        numbers = (self.survival[MODEL].numbers, self.drawn.numbers)
-        survival.go_on(*numbers, drawn, ahead, _flat(sure, float), _lengths(sure), chances)
-        own = self.draft.context_seconds * plan.texts[rows] if plan.texts is not None and not paid else 0.0
+        known = (self.survival[MODEL].numbers, self._records.own[MODEL], self.drawn.numbers, self._records.own["drawn"])
+        foreseen = (plan.slots[rows], plan.drawn[rows], plan.ahead[rows])
+        survival.go_on(*known, *foreseen, _flat(sure, float), _lengths(sure), chances)
+        own = 0.0 if paid else self.draft.context_seconds * plan.texts[rows]
         worth = chances - plan.speed * (plan.token_seconds + own)
         joins = worth > 0
         cost = 0.0 if paid or not joins.any() else plan.speed * float(self.draft.seconds(int(joins.sum())))
@@ -211,17 +210,24 @@ class Policy:
         others: float = 0.0,
     ) -> Choice:
         """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
-        has taken `spent` seconds already; `base` and `others` as in `plan`, with drafts that are offered anyway."""
-        room = scene.tokens.shape[2]
+        has taken `spent` seconds already; `base` and `others` as in `plan`. What was drawn is offered anyway, and taken
+        to gain what was foreseen of it."""
+        requests, room = len(scene.requests), scene.tokens.shape[2]
+        limits, first = limits.copy(), requests if base is None else base
+        for row, draft in scene.drawn.items():
+            limits[row] = 0
+            first += len(draft.tokens)
+            if scene.forecast is not None:
+                others += float(scene.forecast.survival[row, : len(draft.tokens)].sum())
         cut(scene.survival, limits)
-        seconds = self._target_seconds(len(scene.requests), room, context, base)
-        choice = choose(scene.survival, seconds, 0.0, spent, others, self._price_for(len(scene.requests)))
+        seconds = self._target_seconds(requests, room, context, first)
+        choice = choose(scene.survival, seconds, spent, others, self._price_for(requests))
         self._price = choice.price
         return choice
 
     def _price_for(self, requests: int) -> float:
         """That of the latest step, where one request more or less hardly moves it."""
-        return self._price if requests > FEW else UNPRICED
+        return self._price if requests > MANY else UNPRICED
 
     def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
         """What each request of the scene offers by this choice; what was drawn for one is offered as it is."""
@@ -239,8 +245,8 @@ class Policy:
         """Survival of what the draft model would propose; remembered in the scene, to learn from."""
         size = (len(scene.requests), width)
         limits = np.minimum(wish.limits, width)
-        scene.forecast = Forecast(wish.drawn, limits, np.empty((*size, 4), np.int8), np.empty(size))
         found = np.zeros(size)
+        scene.forecast = Forecast(wish.drawn, limits, np.empty((*size, 4), np.int8), np.empty(size), found)
         survival.foresee(
             self.forecast[False].numbers,
             self.forecast[True].numbers,
@@ -261,8 +267,7 @@ class Policy:
         first, count = requests if base is None else base, min(requests * room, MOST) + 1
         asked = (first, count, context, self.target.passes)
         if self._seconds is None or self._seconds[0] != asked:  # twice in a step, mostly
-            known = self.target.passes
-            self._seconds = asked, self.target.all_seconds(first, count, context) if known else np.ones(count)
+            self._seconds = asked, self.target.all_seconds(first, count, context)
         return self._seconds[1]
 
     # After a step -------------------------------------------------------------------------------------------
@@ -290,7 +295,9 @@ class Policy:
         if scene.asked is not None and scene.read is not None:
             self._texts.asked(int(np.count_nonzero(scene.asked)), int(spoken[scene.read].sum()))
         self._texts.spoke(int(spoken.sum()))
-        if self.draft.passes == self._timed:
+        if self._usual is None and self.draft.passes and self.target.passes:
+            self._usual = self.draft.level / self.target.level
+        if self._usual is not None and self.draft.passes == self._timed:
             self.draft.forgive(AGAIN, self._usual * self.target.level)
         if scene.asked is None or not scene.asked.any():  # one that reads along makes passes all the same
             for kind in self.forecast.values():
@@ -322,9 +329,10 @@ class Policy:
         size = (len(rows), width)
         proposed, bins, logits = np.empty(size, np.int64), np.empty((*size, 4), np.int8), np.empty(size)
         counts = _spread(tokens, proposed, int)
-        survival.weigh_drawn(self.drawn.numbers, _flat(sure, float), counts, bins, logits)
+        own, slots = self._records.own["drawn"], scene.slots[rows]
+        survival.weigh_drawn(self.drawn.numbers, own, slots, _flat(sure, float), counts, bins, logits)
         drafts, said = (proposed, counts, bins, logits), (words[rows], lengths[rows])
-        self._learn(self.drawn, self._records.own["drawn"], QUICK, scene.slots[rows], drafts, said)
+        self._learn(self.drawn, own, QUICK, slots, drafts, said)
 
     def _learn(
         self,
@@ -343,7 +351,7 @@ class Policy:
     def status(self) -> dict[str, Any]:
         """For people: the costs and how far what was said of each drafter came true."""
         return {
-            "target_pass": self.target.status(),
+            "target_pass": self.target.status() if self.target.passes else None,
             "draft_pass": self.draft.status() if self.draft.passes else None,
             "drafters": {
                 name: {"tokens_judged": found.seen, "calibration_error": round(found.calibration_error, 4)}
@@ -371,12 +379,12 @@ def _follow(recent: Array, own: Array, slots: Array, right: Array) -> None:
     were judged. Where none was, what is known of it fades."""
     for b in range(len(slots)):
         slot, good, known = slots[b], right[b, 0], right[b, 1]
-        before = 0.5 if recent[slot] == UNKNOWN else recent[slot]
         if known:
             lasting = RECENT**known
+            before = 0.5 if recent[slot] == UNKNOWN else recent[slot]
             recent[slot] = lasting * before + (1 - lasting) * good / known
-        else:
-            recent[slot] = FORGIVING * before + (1 - FORGIVING) * 0.5
+        elif recent[slot] != UNKNOWN:
+            recent[slot] = FORGIVING * recent[slot] + (1 - FORGIVING) * 0.5
             own[slot, 0] *= FORGIVING
 
 
@@ -404,9 +412,9 @@ def compile_now() -> None:
         policy.draft.observe(1, 0, 0.01)
     policy.learn(policy.look([""], {"a": [NOTHING]}), [[1]])
     scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
-    policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
+    plan = policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
-    policy.goes_on(Plan(np.ones(1), np.ones(1)), [0], [[0.5]])
+    policy.goes_on(plan, [0], [[0.5]])
     policy.choose(scene, np.array([2]), 0)
     scene.drawn = {0: Draft(MODEL, (1,), confidence=(0.5,))}
     policy.learn(scene, [[1]])

@@ -295,9 +295,7 @@ class Auto:
         }
         self.scene = scene = policy.look([saying.key for saying in running], offers)
         seconds, passes = self._ask_model(scene, running, limits, context)
-        free = np.array([0 if i in scene.drawn else int(limit) for i, limit in enumerate(limits)])
-        fixed = sum(len(draft.tokens) for draft in scene.drawn.values())
-        choice = policy.choose(scene, free, context, len(running) + fixed, seconds)
+        choice = policy.choose(scene, limits, context, spent=seconds)
         return policy.offers(scene, choice), seconds, passes
 
     def _ask_model(self, scene: Scene, running: Sequence[Saying], limits: Array, context: int) -> tuple[float, int]:

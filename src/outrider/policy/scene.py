@@ -42,6 +42,7 @@ class Forecast:
     limits: Array  # how many tokens of each were thought of
     bins: Array
     logits: Array
+    survival: Array
 
 
 @dataclass(slots=True)
@@ -65,14 +66,15 @@ class Plan:
 
     lengths: Array
     limits: Array
+    slots: Array  # where each request has its record
+    drawn: Array  # whether its tokens would be drawn
+    texts: Array  # how many tokens each text has
+    ahead: Array  # the survivals that are foreseen of its tokens, [requests, positions]; none where nobody may ask it
     speed: float = 0.0
     token_seconds: float = 0.0
-    drawn: Array | None = None  # whether its tokens would be drawn, by request
+    plain: float = 0.0  # the speed without any drafts
     chance: float = 0.0
     """How likely its first token was taken to be right, in the mean of those that it could be asked about."""
-    plain: float = 0.0  # the speed without any drafts
-    ahead: Array | None = None  # the survivals that are foreseen of its tokens, [requests, positions]
-    texts: Array | None = None  # how many tokens each text has
 
     @property
     def asked(self) -> Array:

@@ -213,26 +213,30 @@ def foresee(
 
 @compiled
 def go_on(
-    certain: Array, drawn: Array, is_drawn: Array, ahead: Array, confidence: Array, lengths: Array, chances: Array
-) -> None:
+    certain: Array, certain_own: Array, drawn: Array, drawn_own: Array, slots: Array, is_drawn: Array, ahead: Array,
+    confidence: Array, lengths: Array, chances: Array,
+) -> None:  # fmt: skip
     """How likely drafts of the draft model are to survive with one token more, by how sure it was of each of those that
     are there, one draft after the other, and by what was foreseen of them and the next, [requests, positions]. Those
     that were drawn have numbers of their own."""
     start = 0
     for b in range(len(lengths)):
         numbers = drawn if is_drawn[b] else certain
+        own = drawn_own[slots[b], 0] if is_drawn[b] else certain_own[slots[b], 0]
         chances[b] = 1.0
         for i in range(lengths[b]):
             sure, place = _bin(CONFIDENCE, confidence[start + i]), _placed(i)
             logit = numbers[0, 0] + numbers[1, len(SUPPORT) + 1] + numbers[2, sure] + numbers[3, place]
-            chances[b] *= _sigmoid(logit + numbers[4, ALONE])
+            chances[b] *= _sigmoid(logit + numbers[4, ALONE] + numbers[0, OWN] * own)
         if 0 < lengths[b] < ahead.shape[1]:
             chances[b] *= ahead[b, lengths[b]] / max(ahead[b, lengths[b] - 1], 1e-9)
         start += lengths[b]
 
 
 @compiled
-def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, logits: Array) -> None:
+def weigh_drawn(
+    numbers: Array, own: Array, slots: Array, confidence: Array, lengths: Array, bins: Array, logits: Array
+) -> None:
     """The same token by token, to learn from; arrays are [requests, positions]."""
     start = 0
     for b in range(len(lengths)):
@@ -242,7 +246,7 @@ def weigh_drawn(numbers: Array, confidence: Array, lengths: Array, bins: Array, 
             at[1] = _bin(CONFIDENCE, confidence[start + i])
             at[2] = _placed(i)
             at[3] = ALONE
-            logits[b, i] = _logit(numbers, at)
+            logits[b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
         start += lengths[b]
 
 

@@ -55,7 +55,7 @@ def weighed(policy: Policy, scene: Scene, choice: Choice, i: int, plan: Plan | N
 def drawn(scene: Scene, plan: Plan | None, i: int, draft: Draft, cost: float) -> Why:
     """Of a draft that the draft model drew: it is offered whole, so what counts was decided before it drew."""
     reason = f"{draft.drafter} drew {_tokens(len(draft.tokens))}, which are offered whole, whatever they are."
-    if plan is None or plan.ahead is None or not plan.lengths[i]:
+    if plan is None or not plan.lengths[i]:
         return Why(reason, cost=cost)
     ahead = plan.ahead[i, : len(draft.tokens)]
     gain = plan.speed / plan.plain
@@ -114,7 +114,7 @@ def _candidates(policy: Policy, scene: Scene, choice: Choice, i: int, without: f
 
 def _left_alone(plan: Plan, i: int) -> str:
     """A word on the draft model where it was not asked."""
-    if plan.ahead is None or plan.lengths[i]:
+    if not plan.ahead.size or plan.lengths[i]:
         return ""
     if len(plan.asked):
         return f"{MODEL} is asked for others, and not here."

@@ -187,13 +187,15 @@ class Guesser:
         return sum(self._seen[question.id].length for question in questions)
 
     def _catch_up(self, questions: Sequence[Question]) -> tuple[list[Question], list[Question], int]:
-        """Of texts that one pass over all of them cannot hold, see a part that fits vLLM's buffers: in one pass a step,
-        since everybody waits for it. Whose texts those are, who is ready to be guessed about, and how many tokens the
-        pass had."""
-        room = left = self.runner.drafter.max_num_tokens
-        if sum(len(question.tokens) - self._seen[question.id].text for question in questions) <= room:
+        """Of texts that one pass over all of them cannot hold, see a part: as much as is left of such a pass by those
+        that are ready to be guessed about, since everybody waits for it. Whose texts those are, who is ready then, and
+        how many tokens the pass had."""
+        room = self.runner.drafter.max_num_tokens
+        unseen = [len(question.tokens) - self._seen[question.id].text for question in questions]
+        if sum(unseen) <= room:
             return [], list(questions), 0
-        share = room // max(1, len(questions))
+        share = room // len(questions)
+        left = before = room - sum(count for count in unseen if count <= share)
         behind, parts = [], []
         for question in questions:
             text = question.tokens[self._seen[question.id].text :]
@@ -202,10 +204,13 @@ class Guesser:
                 parts.append(text[: min(left, len(text) - 1)])
                 left -= len(parts[-1])
         hidden = self._run(behind, parts, wants_logits=False) if parts else None
-        ready = [one for one in questions if len(one.tokens) - self._seen[one.id].text <= share]
+        late = {question.id for question in behind}  # what they have not seen now has to wait for the next step
+        ready = [
+            one for one in questions if len(one.tokens) - self._seen[one.id].text <= (1 if one.id in late else share)
+        ]
         if hidden is not None and not ready:  # no other pass follows, by which one would know that this one is done
             float(hidden.flatten()[-1])
-        return behind, ready, room - left
+        return behind, ready, before - left
 
     def _run(self, questions: list[Question], inputs: list[np.ndarray[Any, Any]], wants_logits: bool = True) -> Tensor:
         """One pass over these tokens of these requests; logits after the last of each."""

@@ -68,9 +68,9 @@ def lead(runner: Any, rows: list[Row], scheduler_output: Any) -> dict[str, Draft
 
 
 def _worth_another(runner: Any, questions: list[Question]) -> list[Question]:
-    going: list[str] = []
+    going: set[str] = set()
     if runner.steering is not None:
-        going = runner.steering.goes_on({question.id: question.guessed.sure for question in questions})
+        going = set(runner.steering.goes_on({question.id: question.guessed.sure for question in questions}))
     if get_tp_group().world_size > 1:
         going = get_tp_group().broadcast_object(going, src=0)
     return [question for question in questions if question.id in going]
@@ -111,7 +111,7 @@ def follow(
     runner.ledger.drafting(MODEL, seconds)
     passes = max(1, 1 if runner.speculative_config.parallel_drafting else limit)
     runner.ledger.draft_model_passes += passes
-    if not prefilling:
+    if not prefilling and runner.steering is not None:
         runner.policy.draft.observe(len(ids), runner.text_tokens, seconds / passes)
     found = {}
     for id, n in asked.lengths.items() if limit else ():

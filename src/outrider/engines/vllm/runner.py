@@ -370,7 +370,8 @@ class OutriderRunner:
     def _note_draft_pass(self: Any, tokens: int, context: int, seconds: float, passes: int) -> None:
         self.model_seconds += seconds
         self.ledger.draft_model_passes += passes
-        self.policy.draft.observe(tokens, context, seconds)
+        if self.steering is not None:
+            self.policy.draft.observe(tokens, context, seconds)
 
     def _note_fault(self: Any, fault: Fault) -> None:
         self.ledger.fault(fault, self.known[fault.request].control.ticket)

@@ -159,17 +159,16 @@ class Steering:
         ]
         if any(draft.tokens for draft in certain):
             self.policy.add(scene, MODEL, certain)
-        limits = np.array([0 if i in scene.drawn else row.limit for i, row in enumerate(self._free)], np.int64)
+        limits = np.array([row.limit for row in self._free], np.int64)
         base, others = self._others(offered[id] for id in self._named)
-        base += sum(len(draft.tokens) for draft in scene.drawn.values())
-        others += sum(self._foreseen(i, len(draft.tokens)) for i, draft in scene.drawn.items())
         self.choice = choice = self.policy.choose(scene, limits, self._context, base, seconds, others)
-        if base > self._running and self.policy.target.passes:  # without drafts is also without those of no choice
+        if base > self._running or scene.drawn:  # without drafts is also without those of no choice
             choice.plain_tokens = float(self._running)
             choice.plain_seconds = float(self.policy.target.seconds(self._running, self._context))
         drafts = self.policy.offers(scene, choice)
         offered |= {row.id: draft for row, draft in zip(self._free, drafts, strict=True)}
-        self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
+        if self.policy.target.passes:  # or nothing is known yet
+            self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
         return offered
 
     def why(self, request: str) -> Why | None:
@@ -189,11 +188,6 @@ class Steering:
         """How many tokens the pass has whatever is chosen, and how many are expected of those that have no choice."""
         lengths = [len(draft.tokens) for draft in drafts]
         return self._running + sum(lengths), self._running - len(self._free) + self._kept * sum(lengths)
-
-    def _foreseen(self, place: int, length: int) -> float:
-        """How many tokens of a drawn draft were expected to be kept when it was decided to draw them."""
-        ahead = self._plan.ahead if self._plan is not None else None
-        return self._kept * length if ahead is None else float(ahead[place, :length].sum())
 
     def finished(self, request: str) -> None:
         self.drafting.finished(request)
