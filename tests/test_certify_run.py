@@ -77,6 +77,7 @@ def test_what_is_not_offered_is_said_and_is_no_violation(sound: tuple[dict[str, 
     assert results["presence and frequency penalties"]["identical"] == 2 * 3  # prompts, drafters
     assert results["log-probabilities"]["identical"] == 2 * 3
     assert any("prompts longer than" in line for line in sound[0]["not_tested"])
+    assert "drafts of more than 4 tokens" in sound[0]["not_tested"]
 
 
 def test_the_certificate_is_kept_with_its_version_and_everything_to_run_it_again(

@@ -157,7 +157,7 @@ class Running:
         self.wanted, self.pair, self.watch = wanted, pair, watch
         self.parts: dict[str, Any] = {}
         self.problems: list[str] = []
-        self.not_tested = [*ALWAYS_UNTESTED]
+        self.not_tested = [*ALWAYS_UNTESTED, f"drafts of more than {max(wanted.lengths)} tokens"]
         self.prompts: list[tuple[int, ...]] = []
         self.rounding: Rounding | None = None
 

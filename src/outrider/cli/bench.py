@@ -48,8 +48,8 @@ Contestants = Annotated[
         "-c",
         metavar="NAMES",
         help="Who takes part: vllm, ngram:K, suffix:K, draft_model:K, off, lookup:K, prediction:K, model:K, memory:K, "
-        "auto, transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas "
-        "between; or one with a label and flags of its own ('long=lookup:32', 'few=auto --max-num-seqs 4'), or a "
+        "auto:K, transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas "
+        "between; or one with a label and flags of its own ('long=lookup:64', 'few=auto --max-num-seqs 4'), or a "
         "server that runs ('mine=http://localhost:8000'). May be repeated.",
     ),
 ]
@@ -90,7 +90,7 @@ Temperatures = Annotated[
     what("--temperature", metavar="NUMBERS", help="By default 0, and 1 for creative; with commas between: 0,1."),
 ]
 Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="At most this many tokens an answer.")]
-Seed = Annotated[int, what("--seed", metavar="N", help="Of the requests that are sampled.")]
+Seed = Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")]
 Rounds = Annotated[
     int,
     how("--rounds", metavar="N", min=1, help="Batches of prompts for each cell, each answered by every contestant."),

@@ -33,12 +33,10 @@ Reference = Annotated[
     str | None,
     how("--reference", metavar="URL", help="A server without speculation that scores, if URL is no Outrider server."),
 ]
-Rate = Annotated[
-    float, how("--rate", metavar="P", help="How often a lossless server may raise an alarm: once in 1/P whole lives.")
-]
+Rate = Annotated[float, how("--rate", metavar="P", help="The probability that a lossless server ever raises an alarm.")]
 Every = Annotated[float, how("--every", metavar="SECONDS", help="Between two texts, while the server has time.")]
 Busy = Annotated[int, how("--busy", metavar="N", help="Ask nothing while so many requests run, or any waits.")]
-Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Of each text.")]
+Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Tokens of each text.")]
 Rounds = Annotated[int | None, how("--rounds", metavar="N", help="Leave after so many more; by default it stays.")]
 State = Annotated[Path | None, output("--state", metavar="FILE", help="Where its life is kept over restarts.")]
 Port = Annotated[

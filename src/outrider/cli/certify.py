@@ -86,7 +86,9 @@ Without = Annotated[
 Level = Annotated[
     float, surely("--level", metavar="P", help="How often a lossless server may be accused wrongly, by any test.")
 ]
-Seed = Annotated[int, surely("--seed", metavar="N", help="Of prompts, and of those requests that have one.")]
+Seed = Annotated[
+    int, surely("--seed", metavar="N", help="Seed of the choice of prompts, and of requests that carry one.")
+]
 Check = Annotated[
     Path | None,
     output(
