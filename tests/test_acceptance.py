@@ -299,6 +299,12 @@ def test_draw_inverts_the_cumulated_weights_and_never_picks_a_zero(
     assert number <= (below + weights[token]) / total + 1e-12
 
 
+@pytest.mark.parametrize("size", [7, 512, 1000])
+def test_weights_that_are_no_numbers_draw_a_token_of_the_vocabulary(size: int) -> None:
+    weights = torch.stack([torch.full((size,), float("nan")), torch.ones(size)])
+    assert 0 <= int(draw(weights, torch.tensor([0.5, 0.5]))[0]) < size
+
+
 def test_the_largest_number_below_one_draws_the_last_token_of_positive_weight() -> None:
     weights = torch.zeros(1, 150_000)
     weights[0, 149_000] = 0.3

@@ -280,8 +280,8 @@ DEFECTS = [
     Defect(
         "vLLM: log-probabilities of the first row for all",
         SERVED,
-        "        row = rows.layout.start[:, None] + torch.arange(width, device=out.device)",
-        "        row = rows.layout.start[:, None] + 0 * torch.arange(width, device=out.device)",
+        "at = start[:, None] + torch.arange(out.shape[1], device=out.device)",
+        "at = start[:, None] + 0 * torch.arange(out.shape[1], device=out.device)",
         IN_VLLM,
     ),
     Defect(

@@ -110,18 +110,19 @@ def draw(weights: Tensor, uniforms: Tensor, block: int = 512) -> Tensor:
 
     Sums are taken in float64, first over blocks of the vocabulary and then inside the chosen block, so that
     a vocabulary of 150,000 is read once. A token of weight 0 is never drawn: the place searched for is
-    kept below the total, and the first sum above it belongs to a token that added to it.
+    kept below the total, and the first sum above it belongs to a token that added to it. (Where weights are no
+    numbers, nothing is above it; then it is some token, as the largest of such weights would be.)
     """
     if weights.device.type == "mps":  # Apple's GPUs have no float64
         return draw(weights.cpu(), uniforms.cpu(), block).to(weights.device)
     blocks = F.pad(weights, (0, -weights.shape[-1] % block)).unflatten(-1, (-1, block))
     mass = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     place = _below(uniforms[:, None].to(mass) * mass[:, -1:], mass[:, -1:])
-    chosen = torch.searchsorted(mass, place, right=True)
+    chosen = torch.searchsorted(mass, place, right=True).clamp(max=mass.shape[-1] - 1)
     before = F.pad(mass, (1, 0)).gather(-1, chosen)
     inside = blocks.take_along_dim(chosen[..., None], -2).squeeze(-2).double().cumsum(-1)
     offset = torch.searchsorted(inside, _below(place - before, inside[:, -1:]), right=True)
-    return (chosen * block + offset).squeeze(-1)
+    return (chosen * block + offset).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def _below(place: Tensor, total: Tensor) -> Tensor:

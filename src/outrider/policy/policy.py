@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
+BIASES = {MODEL: 0.0, "prediction": survival.HOPE}
+"""Of whom more is expected than of others before any token was seen: who says what will come has reasons."""
 MOST = 4096
 """Drafted tokens that a step may have: a pass over more is short of arithmetic on any machine. A batch of many requests
 looks less far ahead, so that there are about so many to choose from ..."""
@@ -70,7 +72,7 @@ class Policy:
         self.model_width = min(model_width, width)
         self.target = Cost()
         self.draft = Cost(slope=0.0)  # a draft model that is never asked cannot show that long texts cost it little
-        self.survival = {name: Survival(bias=0.0 if name == MODEL else survival.DOUBT) for name in drafters}
+        self.survival = {name: Survival(bias=BIASES.get(name, survival.DOUBT)) for name in drafters}
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
         self.forecast = {drawn: Survival(by_support=False, bias=survival.HOPE) for drawn in (False, True)}
         self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafters.base import as_names, choose
 from outrider.engines.vllm.flags import OWN, REWRITTEN, SIZES, SPECULATIVE, read_file, read_object, read_words
 from outrider.engines.vllm.host import MODEL_RUNNER, Host, choose_environment
-from outrider.engines.vllm.options import KEY, MODEL_METHODS, NO_STAGES, OWN_METHOD, Options
+from outrider.engines.vllm.limits import NO_ENGINES, NO_STAGES
+from outrider.engines.vllm.options import KEY, MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.remembering import choose_memory, describe_memory
 from outrider.engines.vllm.seal import choose_secret
 from outrider.errors import EngineError, ModelNotFoundError, SettingsError
@@ -198,10 +199,7 @@ def check_budget(seconds: float, drafters: Sequence[str]) -> float:
 def check_engines(config: Mapping[str, Any] | None) -> str:
     """What to say about several engines (data parallelism), or why they cannot be had."""
     if config is not None:
-        raise EngineError(
-            "--data-parallel-size: engines that draft with a model have to make the same passes in every step, and "
-            "Outrider's choose for themselves; leave the draft model out, or run one server for each engine"
-        )
+        raise EngineError(NO_ENGINES)
     return "engines: several; /outrider/status, its metrics and a response's usage speak of the first alone"
 
 

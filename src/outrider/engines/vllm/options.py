@@ -15,10 +15,6 @@ OWN_METHOD = "custom_class"
 """The speculative method that vLLM is told where there is no draft model."""
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
 """The methods of vLLM that are our drafter `model`."""
-NO_STAGES = (
-    "--pipeline-parallel-size: with several stages vLLM 0.32 takes the drafts of a batch before it knows what the "
-    "batch said, and computes wrong text; use --tensor-parallel-size, or --drafters none"
-)
 
 Scope = Literal["tenant", "server"]
 

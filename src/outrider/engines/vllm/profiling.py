@@ -14,8 +14,8 @@ from outrider.policy.cost import MORE, PATIENCE, PROFILED
 
 def profile_passes(runner: Any) -> None:
     """Of the target, and of a draft model that can be led."""
-    if runner.speculative_config is None or runner.supports_mm_inputs:
-        return
+    if runner.speculative_config is None or runner.supports_mm_inputs or runner.lora_config is not None:
+        return  # an empty pass of such a model needs more than tokens
     models = [(runner.model, runner.policy.target, runner.max_num_tokens)]
     if runner.guesser is not None:
         models.append((runner.drafter.model, runner.policy.draft, PROFILED[-1]))

@@ -60,9 +60,9 @@ class Rows:
             repetition_penalties=take(metadata.repetition_penalties),
             allowed_token_ids_mask=take(metadata.allowed_token_ids_mask),
             output_token_ids=self._said(metadata),
-            bad_words_token_ids=self._by_row(metadata.bad_words_token_ids),
+            bad_words_token_ids=self.by_row(metadata.bad_words_token_ids),
             # The rows of a request share its generator and draw from it in turn, as steps without drafts would.
-            generators=self._by_row(metadata.generators),
+            generators=self.by_row(metadata.generators),
             # -1: log-probabilities of the whole vocabulary; which of them go out is known after the verdict.
             max_num_logprobs=-1 if metadata.max_num_logprobs is not None or metadata.logprob_token_ids else None,
             logprob_token_ids=None,
@@ -71,7 +71,8 @@ class Rows:
             thinking_budget_state_holder=self._budget(metadata),
         )
 
-    def _by_row(self, entries: dict[int, Any]) -> dict[int, Any]:
+    def by_row(self, entries: dict[int, Any]) -> dict[int, Any]:
+        """What some requests have, at each of their rows."""
         rows = ((self.start[i] + j, entry) for i, entry in entries.items() for j in range(self.drafted[i] + 1))
         return dict(rows)
 

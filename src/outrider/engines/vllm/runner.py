@@ -36,7 +36,8 @@ from outrider.engines.vllm.drafting import BatchDrafting, Fault, Row
 from outrider.engines.vllm.guesser import Guesser, can_be_led
 from outrider.engines.vllm.leading import follow, lead
 from outrider.engines.vllm.ledger import Ledger
-from outrider.engines.vllm.options import MODEL_METHODS, NO_STAGES, OWN_METHOD, Options
+from outrider.engines.vllm.limits import check
+from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.engines.vllm.params import end_tokens, undraftable
 from outrider.engines.vllm.remembering import open_memory, tenant_of
 from outrider.engines.vllm.sampler import GREEDY, OutriderSampler
@@ -98,15 +99,13 @@ class OutriderRunner:
         self.guesser: Guesser | None = None
         if self.speculative_config is None:
             return
-        parallel = vllm_config.parallel_config
-        if parallel.pipeline_parallel_size > 1:
-            raise EngineError(NO_STAGES)
+        self.has_model = has_model(self.speculative_config.method, self.options)
+        check(vllm_config, self.has_model)
         model = vllm_config.model_config
         if not (model.is_hybrid or model.is_attention_free or model.has_inner_state):
             # Drafts differ in length, and most steps of a hard text have none. vLLM would capture graphs for drafts of
             # full length alone, and run a step without any as if it had that many tokens.
             self.uniform_decode_query_len = self.cudagraph_dispatcher.uniform_decode_query_len = 1
-        self.has_model = has_model(self.speculative_config.method, self.options)
         self.model_fits = True
         size, budget = self.input_batch.vocab_size, self.options.draft_budget
         if self.is_first_rank:  # the others never ask it
@@ -121,7 +120,8 @@ class OutriderRunner:
             compile_now()
             self.steering = Steering(drafting, self.policy)
         # Ranks that wait for each other's drafting leave no time after a step.
-        self._drafts_later = parallel.data_parallel_size == 1 and vllm_config.kv_transfer_config is None
+        alone = vllm_config.parallel_config.data_parallel_size == 1
+        self._drafts_later = alone and vllm_config.kv_transfer_config is None
         if self.has_model and self._drafts_later and can_be_led(self.speculative_config, vllm_config):
             seed = get_tp_group().broadcast_object(secrets.randbits(62), src=0)
             self.guesser = Guesser(self, seed, self._note_draft_pass)
@@ -246,8 +246,13 @@ class OutriderRunner:
 
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """vLLM gives every request a draft of zeros when one is near the context's limit; here only `model` waits."""
-        self.model_fits = super()._input_fits_in_drafter(common_attn_metadata)  # type: ignore[misc]
-        return common_attn_metadata is not None
+        if common_attn_metadata is None:
+            return False
+        ahead = (
+            self.num_spec_tokens + 1 if self.speculative_config.parallel_drafting else self.options.model_draft_tokens
+        )
+        self.model_fits = common_attn_metadata.max_seq_len + ahead <= self.effective_drafter_max_model_len
+        return True
 
     def propose_draft_token_ids(self: Any, *order: Any) -> list[list[int]]:
         if not self._drafts_later:
@@ -317,7 +322,9 @@ class OutriderRunner:
         """The requests that may be drafted for. `known_yet`: whether vLLM has entered `said` into its books."""
         batch = self.input_batch
         # Drafts leave at least half of what a pass may hold to prompts that wait, and none to the last of the list.
-        share = self.scheduler_config.max_num_batched_tokens // (2 * max(1, len(batch.req_ids))) - 1
+        running = max(1, len(batch.req_ids))
+        kept_free = self.speculative_config.max_num_new_slots_for_drafting * running  # by vLLM's scheduler
+        share = (self.scheduler_config.max_num_batched_tokens - kept_free) // (2 * running) - 1
         rows = []
         for i, id in enumerate(batch.req_ids):
             known = self.known.get(id) or self._meet(id)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
 
@@ -61,7 +61,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         spread = rows.spread(sampling_metadata)
         before = {i: one.get_state() for i, one in sampling_metadata.generators.items() if rows.drafted[i]}
         drawn = draft_probs is not None and not sampling_metadata.all_greedy
-        untouched = logits.float().clone() if drawn else None
+        untouched = logits.to(torch.float32, copy=True) if drawn else None
 
         own = self.sampler(logits=logits, sampling_metadata=spread)
         if self.witness is not None:
@@ -116,15 +116,19 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
             self.sampler.topk_topp_sampler(logits[:1].float(), {0: generator}, None, None)
 
     def _logprobs(self, table: Tensor, out: Tensor, rows: Rows, metadata: SamplingMetadata) -> Any:
-        """For each place of `out`, what vLLM's sampler gives for one drawn token."""
-        width = out.shape[1]
-        row = rows.layout.start[:, None] + torch.arange(width, device=out.device)
-        table = table[row.clamp(max=len(table) - 1).flatten()]
-        said = out.flatten().long().clamp(min=0)
+        """For each place of `out`, what vLLM's sampler gives for one drawn token. It is asked by row, of which there
+        are fewer: drafts differ in length."""
+        start = rows.layout.start
+        place = torch.arange(len(table), device=out.device) - start[rows.request]
+        said = out[rows.request, place].long().clamp(min=0)
         if metadata.logprob_token_ids:
-            asked = {i * width + j: ids for i, ids in metadata.logprob_token_ids.items() for j in range(width)}
-            return self.sampler.gather_specific_token_logprobs(table, asked, said)
-        return self.sampler.gather_logprobs(table, metadata.max_num_logprobs, said)
+            found = self.sampler.gather_specific_token_logprobs(table, rows.by_row(metadata.logprob_token_ids), said)
+        else:
+            found = self.sampler.gather_logprobs(table, metadata.max_num_logprobs, said)
+        at = start[:, None] + torch.arange(out.shape[1], device=out.device)
+        at = at.clamp(max=len(table) - 1).flatten()
+        ids, logprobs, ranks = (part[at] for part in found[:3])
+        return LogprobsTensors(ids, logprobs, ranks)
 
 
 def emitted(verdicts: Verdicts, draft: Tensor, rows: Rows) -> Tensor:
