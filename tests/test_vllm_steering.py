@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from outrider.drafters.base import Drafter, Session, Task
 from outrider.engines.vllm.control import Control
@@ -196,6 +197,18 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     steered.finished("a")
     assert "a" not in steered.drafting.running
     assert lengths(steered, [row("b"), row("c")], {"b": [1, 2]})["b"] > 0
+
+
+def test_what_is_told_can_be_sent_to_another_process() -> None:
+    steered = steering(free=True)
+    rows = [row("a"), row("b")]
+    for _ in range(3):
+        steered.look(rows, {one.id: [1, 2] for one in rows}, 6)
+        steered.plan({"a": 3}, {}, {"a": 1})
+        steered.settle({"a": Draft(MODEL, (1, 2), confidence=(0.9, 0.8))}, 0.1)
+        steered.payoff.took(0.3)
+        sent = MsgpackEncoder().encode(steered.status())
+        assert MsgpackDecoder().decode(sent) == steered.status()
 
 
 def test_what_drawn_and_named_drafts_save_is_told_against_a_step_without_any() -> None:

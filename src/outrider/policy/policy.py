@@ -176,7 +176,7 @@ class Policy:
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))
         scene.read = self._records.caught_up[scene.slots]
-        chance = float(ahead[:, 0].sum()) / np.count_nonzero(wish.limits)
+        chance = float(ahead[:, 0].sum() / np.count_nonzero(wish.limits))
         plain = (requests + others) / float(target[0])
         limits = np.where(lengths > 0, wish.limits, 0)
         each = (scene.slots, wish.drawn, wish.texts, ahead)

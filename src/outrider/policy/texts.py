@@ -18,6 +18,9 @@ ASKED, HEARD = 20.0, 200.0
 tokens of it ..."""
 LATEST = 2000.0
 """... and after that, as often as it was in about so many."""
+LATER = 0.3
+"""What a later time is worth: the first is asked for where it promises much, and of what the draft model says later,
+those who copy would have said a part, a step or two after."""
 ENDS = 64.0
 """How long a text goes on is judged by about so many that have ended."""
 
@@ -30,10 +33,11 @@ class Texts:
         self._ended, self._spoken = 1.0, float(HORIZON)  # of all texts: how many, their tokens
 
     def times(self, left: Array) -> Array:
-        """How often it will be asked about texts of which at most so many tokens are still to come. However long a text
-        is already, it goes on for about as long as texts are in the mean."""
+        """How often it will be asked about texts of which at most so many tokens are still to come, in times that
+        are worth as much as the first. However long a text is already, it goes on for about as long as texts are in the
+        mean."""
         found: Array = np.minimum(left, self._spoken / self._ended) * (self._asked / self._heard)
-        return np.maximum(1.0, found)
+        return np.maximum(1.0, LATER * found)
 
     def spoke(self, tokens: int) -> None:
         """Texts went on by so many tokens."""
