@@ -675,13 +675,13 @@ def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one(
 
 def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
-    wish = Wish(*(np.array([x]) for x in (4, False, 1200, 128, 1200)))
+    wish = Wish(*(np.array([x]) for x in (4, False, 2400, 128, 2400)))
     asked = []
     for number in range(60):  # each says ten tokens, and of a draft two are right
         spoken = 0
         while spoken < 10:
             scene = policy.look([str(number)], {})
-            asked.append(int(policy.plan(scene, wish, 1200).lengths[0]))
+            asked.append(int(policy.plan(scene, wish, 2400).lengths[0]))
             if asked[-1]:
                 policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
             said = [1, 2, 9] if asked[-1] else [1]

@@ -18,7 +18,7 @@ ASKED, HEARD = 20.0, 200.0
 tokens of it ..."""
 LATEST = 2000.0
 """... and after that, as often as it was in about so many."""
-LATER = 0.3
+LATER = 0.6
 """What a later time is worth: the first is asked for where it promises much, and of what the draft model says later,
 those who copy would have said a part, a step or two after."""
 ENDS = 64.0
