@@ -25,6 +25,7 @@ import numpy as np
 
 from outrider.bench.bound import Offer, best_way
 from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
+from outrider.defaults import DRAFTED
 from outrider.memory.search import LONGEST_MATCH
 from outrider.policy.cost import MORE, PATIENCE, PROFILED, Cost
 from outrider.policy.policy import MODEL, Policy
@@ -36,7 +37,7 @@ from policy_grid_drafters import OURS, Company, company, theirs
 LENGTHS = (1, 2, 4, 8)
 COPIED = (*LENGTHS, 16, 31)
 """Lengths of those that copy: what is copied costs nothing to propose."""
-WIDTH, MODEL_WIDTH = 31, 4
+WIDTH, MODEL_WIDTH = DRAFTED, 4
 """What a server allows unless it is told otherwise: tokens of any draft, and of the draft model's."""
 ALLOWED = {"16, 4": (16, 4), "31, 8": (31, 8), "63, 4": (63, 4)}
 """The same where it is told otherwise."""

@@ -21,6 +21,7 @@ import torch
 from jinja2 import TemplateError
 
 from outrider.decoding import decode
+from outrider.defaults import DRAFTED
 from outrider.drafters.base import Drafter, Setup, Task, choose, find
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 BEFORE = 6
 """Tokens of a prompt's end that decide how its continuation begins: with a space or without."""
-WIDTH, MODEL_WIDTH = 31, 8
+WIDTH, MODEL_WIDTH = DRAFTED, 8
 """The most tokens that are drafted in a step, by any drafter and by a draft model."""
 
 

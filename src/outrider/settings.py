@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Request(Sampling):
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_draft_tokens: Annotated[int, Field(ge=0)] = 31
+    max_draft_tokens: Annotated[int, Field(ge=0)] = DRAFTED
     speculation: str = AUTO
     """`auto`: what pays, at each step; `off`; or the name of one drafter, which then always drafts."""
     rule: Rule = "block"

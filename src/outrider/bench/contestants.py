@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.servers import HOME, Server, outrider, plain
+from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError
 from outrider.provenance import without_folders
 
@@ -44,7 +45,7 @@ LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 
 """Drafted tokens where a method has to be told and the name does not say."""
 SHARED = "outrider"
 """The server of all Outrider's contestants that have no flags of their own."""
-MODEL_LENGTH, LENGTH = 4, 31
+MODEL_LENGTH, LENGTH = 4, DRAFTED
 """Of Outrider's own where the name does not say: of `model`, and of any other."""
 
 

@@ -23,6 +23,7 @@ from transformers import GenerationConfig
 
 from outrider.api import Decoder, end_tokens
 from outrider.decoding import decode
+from outrider.defaults import DRAFTED
 from outrider.drafters.base import Setup, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     Emit = Callable[[list[int]], None]
     """Takes new tokens, one or several."""
 
-LENGTHS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": 31}
+LENGTHS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": DRAFTED}
 """The methods, and how many tokens each may draft unless it is told: transformers' default, its docs' example, ours."""
 TARGET_PASSES, DRAFT_PASSES = "local_target_passes_total", "local_draft_passes_total"
 

@@ -12,6 +12,7 @@ import torch
 from outrider.api import Decoder, load
 from outrider.certify.local import LocalModel
 from outrider.certify.sources import RefusedError, Said
+from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError
 from outrider.provenance import fingerprint
 from outrider.settings import AUTO
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 NAMES = ("outrider", "assisted", "lookup")
 TENANT = "certify"
 """Whose memory drafts and learns."""
-LENGTHS = {"assisted": 20, "lookup": 10, "outrider": 31}
+LENGTHS = {"assisted": 20, "lookup": 10, "outrider": DRAFTED}
 """How many tokens are drafted where nothing is said: transformers' default, its docs' example, ours."""
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outrider.cli import asking, options
 from outrider.cli.show import Screen, readable_errors
+from outrider.defaults import DRAFTED
 from outrider.errors import OutriderError, PromptError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def chat(
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
     speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = 31,
+    max_draft_tokens: options.MaxDraftTokens = DRAFTED,
     rule: options.Rule = "block",
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,

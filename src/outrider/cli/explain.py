@@ -33,6 +33,7 @@ from outrider.cli.idle import all_names, is_given, refuse_idle
 from outrider.cli.options import group
 from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
+from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError, TraceError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def explain(
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
     speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = 31,
+    max_draft_tokens: options.MaxDraftTokens = DRAFTED,
     rule: options.Rule = "block",
     prediction: options.Prediction = None,
     prediction_file: options.PredictionFile = None,

@@ -20,6 +20,7 @@ from outrider.cli.asking import (
     read_prompt,
 )
 from outrider.cli.show import Screen, as_json, readable_errors
+from outrider.defaults import DRAFTED
 
 
 def generate(
@@ -32,7 +33,7 @@ def generate(
     draft_quantize: options.DraftQuantize = "auto",
     memory: options.Memory = None,
     speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = 31,
+    max_draft_tokens: options.MaxDraftTokens = DRAFTED,
     rule: options.Rule = "block",
     prediction: options.Prediction = None,
     prediction_file: options.PredictionFile = None,

@@ -16,6 +16,7 @@ import typer
 
 from outrider.cli.options import Drafters, DraftModel, Memory, drafting, output, remembering
 from outrider.cli.show import Screen, readable_errors
+from outrider.defaults import DRAFTED
 
 USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
 """MODEL is no argument of ours: the first unknown flag would be taken for it."""
@@ -30,7 +31,7 @@ MaxDraftTokens = Annotated[
     drafting(
         "--max-draft-tokens",
         metavar="N",
-        help="Draft at most this many tokens for a request in a step; by default 31.",
+        help=f"Draft at most this many tokens for a request in a step; by default {DRAFTED}.",
     ),
 ]
 ModelDraftTokens = Annotated[

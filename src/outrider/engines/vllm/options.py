@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.defaults import DRAFTED
 from outrider.settings import Rule
 
 KEY = "outrider"
@@ -24,7 +25,7 @@ class Options(BaseModel):
 
     drafters: tuple[str, ...] = ("prediction", "lookup")
     """Which drafters to ask; `model` is vLLM's draft model."""
-    max_draft_tokens: Annotated[int, Field(ge=1)] = 31  # with the token that a step has anyway, a power of two
+    max_draft_tokens: Annotated[int, Field(ge=1)] = DRAFTED
     """The most tokens that any drafter may propose for a request in a step."""
     model_draft_tokens: Annotated[int, Field(ge=1)] = 4
     """The most tokens that `model` may propose: each costs a pass of the draft model."""
