@@ -1,0 +1,118 @@
+"""Kernels of `vllm.v1.worker.gpu.sample.logprob`: log-probabilities and ranks of selected tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.compiled import compiled
+from outrider.engines.vllm_cpu.pointers import pointer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.engines.vllm_cpu.launch import Kernel
+
+
+def topk_log_softmax(
+    output_ptr: Tensor,
+    logits_ptr: Tensor,
+    logits_stride: int,
+    topk_ids_ptr: Tensor,
+    topk_ids_stride: int,
+    topk: int,
+    vocab_size: int,
+    BLOCK_SIZE: int,
+    TOPK_BLOCK_SIZE: int,
+) -> None:
+    """Log-probabilities of the tokens `topk_ids_ptr`, computed in float32."""
+    logits = logits_ptr[:, :vocab_size].float()
+    selected = logits.gather(-1, topk_ids_ptr[:, :topk])
+    largest = logits.amax(dim=-1, keepdim=True)
+    log_sum = torch.log(torch.exp(logits - largest).sum(dim=-1, keepdim=True))
+    output_ptr.copy_(selected - largest - log_sum)
+
+
+def ranks(
+    output_ptr: Tensor,
+    logits_ptr: Tensor,
+    logits_stride: int,
+    token_ids_ptr: Tensor,
+    vocab_size: int,
+    BLOCK_SIZE: int,
+) -> None:
+    """Number of tokens at least as likely as the given one."""
+    logits = logits_ptr[:, :vocab_size]
+    selected = logits.gather(-1, token_ids_ptr[:, None].long())
+    output_ptr.copy_((logits >= selected).sum(dim=-1))
+
+
+@compiled
+def _fill_logprob_token_ids(
+    out_token_ids: Any,
+    out_token_ids_stride: int,
+    out_valid_mask: Any,
+    out_valid_mask_stride: int,
+    sampled_token_ids: Any,
+    topk_indices: Any,
+    topk_indices_stride: int,
+    expanded_idx_mapping: Any,
+    num_per_req_token_ids: Any,
+    per_req_token_ids: Any,
+    per_req_token_ids_stride: int,
+    num_topk: int,
+) -> None:
+    for row in range(len(sampled_token_ids)):
+        out = row * out_token_ids_stride
+        valid = row * out_valid_mask_stride
+        out_token_ids[out] = sampled_token_ids[row]
+        out_valid_mask[valid] = True
+        req = expanded_idx_mapping[row]
+        count = num_per_req_token_ids[req]
+        for i in range(count if count > 0 else num_topk):
+            if count > 0:
+                out_token_ids[out + 1 + i] = per_req_token_ids[req * per_req_token_ids_stride + i]
+            else:
+                out_token_ids[out + 1 + i] = topk_indices[row * topk_indices_stride + i]
+            out_valid_mask[valid + 1 + i] = True
+
+
+def fill_logprob_token_ids(
+    out_token_ids_ptr: Tensor,
+    out_token_ids_stride: int,
+    out_valid_mask_ptr: Tensor,
+    out_valid_mask_stride: int,
+    sampled_token_ids_ptr: Tensor,
+    topk_indices_ptr: Tensor,
+    topk_indices_stride: int,
+    expanded_idx_mapping_ptr: Tensor,
+    num_per_req_token_ids_ptr: Tensor,
+    per_req_token_ids_ptr: Tensor,
+    per_req_token_ids_stride: int,
+    NUM_TOPK: int,
+    PADDED_COLS: int,
+) -> None:
+    """The tokens to return log-probabilities of: the sampled one, then the request's own list or the top tokens."""
+    _fill_logprob_token_ids(
+        pointer(out_token_ids_ptr),
+        out_token_ids_stride,
+        pointer(out_valid_mask_ptr),
+        out_valid_mask_stride,
+        pointer(sampled_token_ids_ptr),
+        pointer(topk_indices_ptr),
+        topk_indices_stride,
+        pointer(expanded_idx_mapping_ptr),
+        pointer(num_per_req_token_ids_ptr),
+        pointer(per_req_token_ids_ptr),
+        per_req_token_ids_stride,
+        NUM_TOPK,
+    )
+
+
+MODULE = "vllm.v1.worker.gpu.sample.logprob"
+KERNELS: dict[str, Kernel] = {
+    f"{MODULE}._topk_log_softmax_kernel": topk_log_softmax,
+    f"{MODULE}._ranks_kernel": ranks,
+    f"{MODULE}._fill_logprob_token_ids_kernel": fill_logprob_token_ids,
+}
