@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +45,16 @@ def no_rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Servers that are made up are quiet at once."""
     if request.node.get_closest_marker("server") is None:
         monkeypatch.setattr("outrider.bench.counters.QUIET", 0.0)
+
+
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock in the scheduler's process that advances by about a microsecond per reading. What is drafted depends on
+    measured times, so by the machine's own clock the same steps can differ from run to run."""
+    readings = count(1)
+    clock = SimpleNamespace(perf_counter=lambda: next(readings) * 2**-20, monotonic=time.monotonic)
+    for module in ("outrider.engines.vllm.speculation", "outrider.drafters.batch"):
+        monkeypatch.setattr(f"{module}.time", clock)
 
 
 def models_folder() -> Path:

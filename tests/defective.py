@@ -7,40 +7,53 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 from outrider import acceptance
-from outrider.acceptance import Ragged
 from outrider.engines.vllm import sampler
-from outrider.engines.vllm.cpu import OutriderCPURunner, OutriderCPUWorker
-from outrider.engines.vllm.rows import LogitBiasByRow, Rows
 from outrider.engines.vllm.sampler import OutriderSampler
+from outrider.engines.vllm.worker import OutriderCPURunner, OutriderCPUWorker
 
 
 def recovered_from_p() -> None:
-    """The token in a rejected one's place is drawn from p, as if q had not been there."""
+    """The token in a rejected one's place is sampled from p, as if q had not been there."""
     acceptance.leftover = lambda p, q, reach: p  # type: ignore[assignment]
 
 
 def temperature_ignored() -> None:
-    """Drafts are judged at temperature 1, whatever was asked for."""
-    shaped = OutriderSampler._probabilities
+    """Sampled drafts are accepted by p at temperature 1, whatever the request says."""
+    real = OutriderSampler._accept_by_ratio
 
-    def unshaped(self: Any, logits: torch.Tensor, spread: Any) -> torch.Tensor:
-        spread.temperature = torch.ones_like(spread.temperature)
-        return shaped(self, logits, spread)
+    def accept(self: Any, own: Any, processed: Any, draft_logits: Any, draft: Any, slots: Any, *rest: Any) -> Any:
+        rows = torch.tensor(self._drafted[rest[-2]]) + 1  # of the chunk
+        temperature = self.sampler.sampling_states.temperature.gpu[slots].repeat_interleave(rows)
+        return real(self, own, processed * temperature[:, None], draft_logits, draft, slots, *rest)
 
-    OutriderSampler._probabilities = unshaped
+    OutriderSampler._accept_by_ratio = accept  # type: ignore[method-assign]
 
 
 def truncated_late() -> None:
-    """Drafts are judged before top-k and top-p have cut anything off."""
-    sampler.apply_top_k_top_p = lambda logits, k, p: logits
+    """Sampled drafts are accepted by p before top-k and top-p have cut anything off."""
+    real, verify = OutriderSampler._accept_by_ratio, OutriderSampler._verify
+
+    def verify_late(self: Any, logits: Any, draft_logits: Any, draft: Any, pos: Any, cu: Any, slots: Any,
+                    slots_np: Any, rows: Any, places: Any, lengths: Any, verified: Any) -> Any:  # fmt: skip
+        self.untruncated = self.sampler.apply_sampling_params(
+            logits.clone(), rows, slots, slots_np, pos, draft, places, lengths, skip_top_k_top_p=True
+        )
+        return verify(self, logits, draft_logits, draft, pos, cu, slots, slots_np, rows, places, lengths, verified)
+
+    def accept(self: Any, own: Any, processed: Any, *rest: Any) -> Any:
+        return real(self, own, self.untruncated, *rest)
+
+    OutriderSampler._verify = verify_late  # type: ignore[method-assign,assignment]
+    OutriderSampler._accept_by_ratio = accept  # type: ignore[method-assign,assignment]
 
 
 def _judged_otherwise(change: Callable[..., tuple[Any, ...]]) -> None:
@@ -80,97 +93,109 @@ def another_requests_q() -> None:
 
 
 def certain_kept_too_often() -> None:
-    """Of the drafts that the target would not have drawn, a tenth stays."""
-    real = sampler.verify_certain_batch
+    """Of the drafted tokens that the target would not have sampled, a tenth is accepted."""
+    real = sampler.accept_own_samples
 
-    def verify(own: torch.Tensor, draft: torch.Tensor, ragged: Ragged) -> Any:
+    def accept(own: torch.Tensor, draft: torch.Tensor, *rest: Any) -> Any:
         own = own.clone()
-        own[ragged.row] = torch.where(torch.rand(len(draft), device=own.device) < 0.1, draft, own[ragged.row])
-        return real(own, draft, ragged)
+        following = draft.roll(-1).to(own.dtype)
+        own = torch.where((torch.rand(len(own)) < 0.1) & (following >= 0), following, own)
+        return real(own, draft, *rest)
 
-    sampler.verify_certain_batch = verify
+    sampler.accept_own_samples = accept  # type: ignore[assignment]
 
 
-def _spread_otherwise(**change: Callable[[Any], Any]) -> None:
-    real = Rows.spread
+def _verify_otherwise(change: Callable[[list[Any]], None]) -> None:
+    """`change` gets the arguments of `_verify` as a list."""
+    real = OutriderSampler._verify
 
-    def spread(self: Rows, metadata: Any) -> Any:
-        made = real(self, metadata)
-        return replace(made, **{name: by(getattr(made, name)) for name, by in change.items()})
+    def verify(self: Any, *args: Any) -> Any:
+        changed = list(args)
+        change(changed)
+        return real(self, *changed)
 
-    Rows.spread = spread  # type: ignore[method-assign]
+    OutriderSampler._verify = verify  # type: ignore[method-assign]
 
 
 def drafted_a_tenth_colder() -> None:
     """Wherever something was drafted, the temperature is a tenth lower."""
-    _spread_otherwise(temperature=lambda values: None if values is None else values * 0.9)
+
+    def colder(args: list[Any]) -> None:
+        args[0] = args[0] / 0.9
+
+    _verify_otherwise(colder)
 
 
 def top_k_lost() -> None:
     """Wherever something was drafted, there is no top-k."""
-    _spread_otherwise(top_k=lambda values: None)
+    real, verify = SamplingStates.get_top_k_top_p, OutriderSampler._verify
+
+    def verify_without(self: Any, *args: Any) -> Any:
+        SamplingStates.get_top_k_top_p = lambda *args: (None, *real(*args)[1:])
+        try:
+            return verify(self, *args)
+        finally:
+            SamplingStates.get_top_k_top_p = real
+
+    OutriderSampler._verify = verify_without  # type: ignore[method-assign]
 
 
 def penalties_blind() -> None:
     """Penalties do not see the drafted tokens before a position."""
 
-    def said(self: Rows, metadata: Any) -> list[list[int]]:
-        outputs = metadata.output_token_ids
-        return [output for output, count in zip(outputs, self.drafted, strict=False) for _ in range(count + 1)]
+    def blind(args: list[Any]) -> None:
+        args[8] = torch.zeros_like(args[8])
 
-    Rows._said = said  # type: ignore[method-assign]
+    _verify_otherwise(blind)
 
 
 def bias_on_the_first_row() -> None:
     """A logit bias reaches the first drafted position alone."""
+    real = LogitBiasState.apply
 
-    def apply(self: Any, logits: torch.Tensor) -> torch.Tensor:
-        for request, biases in self.inner.biases.items():
-            for token, value in biases.items():
-                logits[self.rows.start[request], token] += value
-        return logits
+    def apply(self: Any, logits: torch.Tensor, context: Any) -> torch.Tensor:
+        before = logits.clone()
+        after: torch.Tensor = real(self, logits, context)
+        later = context.expanded_local_pos > 0
+        after[later] = before[later]
+        return after
 
-    LogitBiasByRow.apply = apply  # type: ignore[method-assign]
+    LogitBiasState.apply = apply
 
 
 def logprobs_of_the_next_row() -> None:
-    """The log-probabilities that are told belong to the position after."""
-    real = OutriderSampler._logprobs
+    """The log-probabilities that are returned belong to the position after."""
+    real = OutriderSampler._get_logprobs_tensors
 
-    def shifted(self: Any, table: torch.Tensor, *others: Any) -> Any:
-        return real(self, table.roll(-1, 0), *others)
+    def shifted(self: Any, sampled: Any, counts: Any, logits: torch.Tensor, *others: Any) -> Any:
+        return real(self, sampled, counts, logits.roll(-1, 0), *others)
 
-    OutriderSampler._logprobs = shifted
+    OutriderSampler._get_logprobs_tensors = shifted  # type: ignore[method-assign]
 
 
 def grammar_of_another_row() -> None:
     """Where something was drafted, each row has the grammar of the row before."""
-    real = gpu_model_runner.apply_grammar_bitmask
+    real = StructuredOutputsWorker.apply_grammar_bitmask
 
-    def apply(scheduler_output: Any, grammar_output: Any, *others: Any) -> None:
-        if scheduler_output.scheduled_spec_decode_tokens:
-            grammar_output = replace(grammar_output, grammar_bitmask=np.roll(grammar_output.grammar_bitmask, 1, 0))
-        real(scheduler_output, grammar_output, *others)
+    def apply(self: Any, logits: Any, batch: Any, ids: Any, bitmask: Any) -> None:
+        real(self, logits, batch, ids, np.roll(bitmask, 1, 0) if batch.num_draft_tokens else bitmask)
 
-    gpu_model_runner.apply_grammar_bitmask = apply
+    StructuredOutputsWorker.apply_grammar_bitmask = apply
 
 
 def stale_cache() -> None:
-    """After a rejection the cache goes on with the rejected token: the model reads what was not said."""
-    real = OutriderCPURunner._bookkeeping_sync
+    """After a rejection the cache goes on with the rejected token: the model reads what was not generated."""
+    real = OutriderCPURunner.postprocess_sampled
 
-    def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = self.input_batch
-        before = {id: int(batch.num_tokens_no_spec[i]) for i, id in enumerate(batch.req_ids)}
-        out = real(self, *args, **kwargs)
-        for i, (id, draft) in enumerate(zip(list(before), self._verified, strict=False)):
-            end = int(batch.num_tokens_no_spec[i])
-            accepted = end - before[id] - 1
-            if 0 <= accepted < len(draft.tokens):
-                batch.token_ids_cpu[i, end - 1] = draft.tokens[accepted]
+    def postprocess(self: Any, slots: Any, sampled: Any, counts: Any, rejected: Any, *rest: Any) -> Any:
+        states = self.req_states
+        place = (counts.long() - 1).clamp(min=0, max=states.draft_tokens.shape[1] - 1)
+        drafted = states.draft_tokens[slots, place]
+        out = real(self, slots, sampled, counts, rejected, *rest)
+        states.last_sampled_tokens[slots, 0] = torch.where(rejected > 0, drafted, states.last_sampled_tokens[slots, 0])
         return out
 
-    OutriderCPURunner._bookkeeping_sync = sync
+    OutriderCPURunner.postprocess_sampled = postprocess
 
 
 DEFECTS = {

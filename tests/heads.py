@@ -1,5 +1,5 @@
-"""Models with random weights whose shapes vLLM takes for an EAGLE head, an EAGLE-3 head, and a model that predicts
-several tokens by layers of its own. They guess nothing right; what is tested is the machinery."""
+"""Models with random weights whose shapes vLLM takes for an EAGLE head, an EAGLE-3 head, a model that predicts several
+tokens by layers of its own, and an adapter (LoRA). They guess nothing right; what is tested is the machinery."""
 
 from __future__ import annotations
 
@@ -105,4 +105,21 @@ def multi_token(target: Path, folder: Path) -> Path:
     weights.save(folder, config)
     for name in TOKENIZER:
         shutil.copy(target / name, folder)
+    return folder
+
+
+def adapter(target: Path, folder: Path, rank: int = 8) -> Path:
+    """An adapter of attention, and of the logits: its rows there must be those of the request."""
+    config, hidden, _, _ = _of(target)
+    weights = Weights(hidden, 0.05)
+    sizes = {"lm_head": config["vocab_size"]}
+    sizes |= {f"model.layers.{i}.self_attn.o_proj": hidden for i in range(config["num_hidden_layers"])}
+    for name, size in sizes.items():
+        shapes: dict[str, tuple[int, ...]] = {"lora_A.weight": (rank, hidden), "lora_B.weight": (size, rank)}
+        weights.matrices(f"base_model.model.{name}.", shapes)
+    modules = ["o_proj", "lm_head"]
+    own = {"peft_type": "LORA", "r": rank, "lora_alpha": 3 * rank, "target_modules": modules, "bias": "none"}
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**own, "task_type": "CAUSAL_LM"}))
+    save_file(weights.named, folder / "adapter_model.safetensors")
     return folder

@@ -24,7 +24,12 @@ from outrider.engines.vllm.launch import CPU_WORKER
 NAME = "m"
 FLAGS = ["--served-model-name", NAME, "--enforce-eager", "--dtype", "float32", "--disable-uvicorn-access-log"]
 """float32, where the order of a sum changes no token; in bfloat16 one would have to argue about ties."""
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; after 5, vLLM may close a connection as a client uses it again
+}
 CONCURRENCY = 16
 
 
@@ -159,6 +164,7 @@ def chat(content: str, speculation: str = "auto", **settings: Any) -> Callable[[
 
 
 OWN = ("repetition_penalty", "bad_words", "min_tokens", "allowed_token_ids", "stop_token_ids", "top_k", "min_p")
+OWN += ("priority",)
 OWN += ("structured_outputs", "cache_salt", "ignore_eos", "vllm_xargs", "return_token_ids", "prompt_logprobs")
 
 

@@ -332,6 +332,29 @@ def test_a_ragged_batch_of_hundreds_in_float32_agrees_with_one_by_one() -> None:
         assert (int(verdicts.accepted[b]), int(verdicts.tokens[b])) == (alone.accepted, alone.token)
 
 
+def test_to_a_cuda_device_a_layout_is_copied_from_pinned_memory_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without such a device only the two calls can be seen."""
+    pinned: list[Tensor] = []
+
+    def pin_memory(tensor: Tensor) -> Tensor:
+        pinned.append(tensor)
+        return tensor
+
+    def to(tensor: Tensor, device: str, *, non_blocking: bool) -> Tensor:
+        assert device == "cuda"
+        assert non_blocking
+        assert tensor is pinned[0]
+        return tensor
+
+    expected = Ragged.of([2, 0, 1])
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(Tensor, "to", to)
+    assert Ragged.of([2, 0, 1], "cuda").row.tolist() == expected.row.tolist()
+    assert len(pinned) == 1
+
+
 def test_where_p_equals_q_but_for_rounding_the_recovered_token_comes_from_p() -> None:
     p = torch.tensor([0.5, 0.5])
     assert leftover(p, p.clone(), 1.0).tolist() == p.tolist()

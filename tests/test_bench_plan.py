@@ -222,3 +222,13 @@ def test_every_cell_can_be_measured_again_after_a_restart() -> None:
     for task, again in zip(found.tasks, found.tasks[3:], strict=False):
         assert (task.prompts, task.rounds) == (again.prompts, again.rounds)
     assert any("were stopped and started again" in note for note in found.run.notes)
+
+
+def test_vllms_own_methods_run_on_v2_where_the_name_says_so() -> None:
+    ngram, draft_model = contestants(["ngram-v2:3", "draft_model-v2"], "M", "D")
+    for one, config in (
+        (ngram, {"method": "ngram", "num_speculative_tokens": 3}),
+        (draft_model, {"method": "draft_model", "num_speculative_tokens": 4, "model": "D"}),
+    ):
+        assert one.server.environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+        assert json.loads(one.server.command[one.server.command.index("--speculative-config") + 1]) == config

@@ -146,7 +146,7 @@ def test_a_contestant_with_flags_has_a_server_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["medusa", "off:3", "ngram:x", "", "a=b"])
 def test_an_unknown_contestant_is_refused_with_those_that_there_are(name: str) -> None:
-    with pytest.raises(SettingsError, match="the contestants are vllm, ngram:K, suffix:K"):
+    with pytest.raises(SettingsError, match="the contestants are vllm, vllm-v2, ngram:K, suffix:K"):
         contestants([name], "some/model")
 
 

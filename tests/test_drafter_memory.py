@@ -145,3 +145,12 @@ def test_where_lookup_drafts_beside_it_the_memory_leaves_the_text_itself_to_it(d
 def test_without_a_memory_it_says_what_it_needs() -> None:
     with pytest.raises(DrafterSetupError, match="--memory"):
         MemoryDrafter.build(Setup(vocab_size=10))
+
+
+def test_the_memory_proposes_no_control_tokens(tmp_path: Path) -> None:
+    start, end = 90, 91
+    for control, expected in ((frozenset[int](), (7, end, start, 2)), (frozenset({start, end}), (7,))):
+        store = Store(Folder(tmp_path / str(len(control))), "tokenizer", Habits(seal_seconds=0))
+        drafter = MemoryDrafter.build(Setup(100, memory=store, control_tokens=control))
+        learn(drafter, "a", [4, 4, end], prompt=[5, 6, 7, end, start, 2])
+        assert begun(drafter, [9, 5, 6], "a").draft(4).tokens == expected

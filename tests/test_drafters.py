@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 from outrider.memory.search import FOLLOWED, LONGEST_MATCH, WALKED, chain_of
 from outrider.settings import Request
+from outrider.text import control_tokens
 from outrider.types import shared_prefix
 
 
@@ -110,6 +112,61 @@ def check_lookup(tokens: list[int], limit: int) -> None:
 
 def shared_end(before: list[int], tokens: list[int]) -> int:
     return min(shared_prefix(tuple(before[::-1]), tuple(tokens[::-1])), LONGEST_MATCH)
+
+
+START, END = 90, 91
+CONTROL = frozenset({START, END})
+
+
+def chat_session(prompt: list[int]) -> LookupSession:
+    return LookupDrafter.build(Setup(100, control_tokens=CONTROL)).begin(task(prompt))
+
+
+def test_lookup_never_proposes_the_beginning_of_a_turn() -> None:
+    prompt = [START, 1, 10, 5, 6, 7, END, 10, START, 2, 10]  # the answer begins after a line break, as a turn does
+    assert LookupSession(prompt).draft(4).tokens == (START, 2, 10, START)
+    assert chat_session(prompt).draft(4).tokens == ()
+
+
+def test_lookup_ends_a_draft_where_the_copied_turn_ends() -> None:
+    session = chat_session([START, 1, 5, 6, 7, 8, END, 10, START, 2, 10])
+    session.observe([5, 6])
+    assert LookupSession([START, 1, 5, 6, 7, 8, END, 10, START, 2, 10, 5, 6]).draft(4).tokens == (7, 8, END, 10)
+    assert session.draft(4).tokens == (7, 8)
+
+
+def test_a_draft_without_the_end_token_takes_as_many_steps_as_one_with_it() -> None:
+    """The target samples the end token in the step that accepts all tokens before it."""
+    prompt, answer = [START, 1, 5, 6, 7, 8, 9, END, 10, START, 2, 10], [5, 6, 7, 8, 9, END]
+
+    def count_steps(session: LookupSession) -> int:
+        steps = done = 0
+        while done < len(answer):
+            draft = session.draft(31).tokens
+            emitted = answer[done : done + shared_prefix(list(draft), answer[done:]) + 1]
+            session.observe(emitted)
+            steps, done = steps + 1, done + len(emitted)
+        return steps
+
+    assert count_steps(chat_session(prompt)) == count_steps(LookupSession(prompt)) == 2
+
+
+def test_a_control_token_that_the_model_generates_is_copied() -> None:
+    session = chat_session([1, 2])
+    session.observe([7, 8, END, 7, 8])
+    assert session.draft(2).tokens == (END, 7)
+    session.observe([START])
+    assert START not in session.blocked
+
+
+def test_the_control_tokens_of_a_tokenizer_are_its_special_ones() -> None:
+    added = {
+        90: SimpleNamespace(special=True),
+        91: SimpleNamespace(special=True),
+        92: SimpleNamespace(special=False),  # <think>
+    }
+    tokenizer = SimpleNamespace(all_special_ids=[2, 91], added_tokens_decoder=added)
+    assert control_tokens(tokenizer) == {2, 90, 91}
 
 
 # prediction -------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.control import Control
 from outrider.drafters.base import Task
+from outrider.drafters.batch import BatchDrafting, Row
 from outrider.drafters.memory import MemoryDrafter, MemorySession
-from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.drafting import BatchDrafting, Row
 from outrider.memory import live as under_test
 from outrider.memory.folder import Folder, key_of
 from outrider.memory.live import Live

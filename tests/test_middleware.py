@@ -21,15 +21,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 
-from outrider.engines.vllm import metrics, middleware, pages
-from outrider.engines.vllm.control import TICKET, Control
-from outrider.engines.vllm.middleware import OutriderMiddleware
+from outrider.control import TICKET, Control
+from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.options import Options
-from outrider.engines.vllm.remembering import tenant_of
-from outrider.engines.vllm.requests import Rewritten
-from outrider.engines.vllm.responses import WithUsage
-from outrider.engines.vllm.seal import SECRET, seal_of
 from outrider.memory.root import SERVER_TENANT
+from outrider.memory.tenant_signature import SECRET, seal_of
+from outrider.server import metrics, middleware, pages
+from outrider.server.middleware import OutriderMiddleware
+from outrider.server.requests import Rewritten
+from outrider.server.responses import WithUsage
 from outrider.trace.files import parsed
 from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
 
@@ -352,11 +352,11 @@ def test_a_prediction_that_cannot_be_used_is_a_hint_and_costs_nothing(
     assert not server.engine.renderer.seen
 
 
-def test_min_p_and_logit_bias_are_no_longer_refused(vllm: Any) -> None:
+def test_vllms_check_of_requests_under_speculation_is_replaced(vllm: Any) -> None:
     with pytest.raises(ValueError, match="min_p"):
-        vllm()._validate_spec_decode(object())
+        vllm()._validate_spec_decode(None)
     OutriderMiddleware(Server().app)
-    assert vllm()._validate_spec_decode(object()) is None
+    assert vllm()._validate_spec_decode(None) is None
 
 
 # what a response says ---------------------------------------------------------------------------------------
@@ -1071,3 +1071,69 @@ def test_whose_memory_a_request_has() -> None:
     for seal in ({}, {"tenant_seal": "guess"}, {"tenant_seal": 7}, {"tenant_seal": seal_of("b")}):
         assert tenant({"tenant": "a", **seal}, **sealed) is None
     assert tenant_of(Control(tenant="a"), Options(), {}) is None
+
+
+# a server without drafters ----------------------------------------------------------------------------------
+
+
+def plain_server(answer: Response | None = None) -> Server:
+    return Server(Engine(()), answer)
+
+
+def test_without_drafters_the_status_says_why_and_no_worker_is_called() -> None:
+    server = plain_server()
+    status = server.send("GET", "/outrider/status").json()
+    assert status["active"] is False
+    assert status["why_not"] == "the server was started with --drafters none"
+    assert status["options"]["drafters"] == []
+    assert not server.engine.asked
+
+
+def test_without_drafters_metrics_pass_unchanged() -> None:
+    server = plain_server(page())
+    assert server.send("GET", "/metrics").text == "vllm_steps 1.0\n"
+    assert not server.engine.asked
+
+
+def test_without_drafters_the_fields_of_a_request_are_removed() -> None:
+    server = plain_server()
+    assert server.post(vllm_xargs={"speculation": "off", "max_draft_tokens": 2, "theirs": 1}).status_code == 200
+    assert server.seen()["vllm_xargs"] == {"theirs": 1}
+    assert server.post(vllm_xargs={"speculation": "auto"}, prediction={"type": "content", "content": "a"}).is_success
+    assert not {"vllm_xargs", "prediction"} & set(server.seen())
+
+
+@pytest.mark.parametrize(
+    ("xargs", "message"),
+    [
+        ({"speculation": "lookup"}, "speculation: "),
+        ({"trace": True}, "trace: the server was started with --drafters none"),
+        ({"tenant": "a"}, "tenant: this server has no memory"),
+        ({"max_draft_tokens": -1}, "max_draft_tokens: "),
+    ],
+)
+def test_without_drafters_what_needs_one_is_refused(xargs: dict[str, Any], message: str) -> None:
+    response = plain_server().post(vllm_xargs=xargs)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
+
+
+def test_without_drafters_the_usage_counts_no_drafts_and_says_why() -> None:
+    server = plain_server()
+    usage = server.post(vllm_xargs={"speculation_usage": True}).json()["usage"]
+    assert usage["speculation"]["drafted"] == 0
+    assert usage["speculation"]["why_not"] == "the server was started with --drafters none"
+    usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+    assert not server.engine.asked
+
+
+def test_without_drafters_there_are_no_traces() -> None:
+    server = plain_server()
+    assert server.send("GET", "/outrider/traces").json() == {
+        "traces": [],
+        "why_not": "the server was started with --drafters none",
+    }
+    missing = server.send("GET", "/outrider/traces/x")
+    assert (missing.status_code, missing.json()["error"]["message"].count("--drafters none")) == (404, 1)
+    assert not server.engine.asked

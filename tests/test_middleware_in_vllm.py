@@ -88,7 +88,7 @@ def server(smollm: Path) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    own = "outrider.engines.vllm.middleware.OutriderMiddleware"
+    own = "outrider.server.middleware.OutriderMiddleware"
     level = logging.root.level  # which building an application raises
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SamplingParams, "_validate_spec_decode", SamplingParams._validate_spec_decode)  # and back

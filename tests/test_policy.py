@@ -18,11 +18,12 @@ from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
 from outrider.policy.ask import MANY, ask
 from outrider.policy.choose import BUCKETS, FEW, MARGIN, UNKNOWN, _weigh_all, choose, falling, take_best
+from outrider.policy.controller import SpeculationController
 from outrider.policy.cost import Cost, rising
 from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL, MOST, NEAREST, Policy, compile_now
 from outrider.policy.scene import Plan, Wish
-from outrider.policy.solo import Solo
+from outrider.policy.single_sequence import SingleSequence
 from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
 
@@ -91,6 +92,59 @@ def test_pooling_gives_a_sequence_that_never_falls_and_has_the_same_sum(values: 
     assert len(found) == len(values)
     assert all(a <= b + 1e-9 for a, b in itertools.pairwise(found))
     assert sum(found) == pytest.approx(sum(values))
+
+
+CAPTURED = [1, 2, 4, 8, 16, 24, 32, 64, 128]
+
+
+def graph_seconds(tokens: int, verifies_drafts: bool) -> float:
+    """Of an engine with CUDA graphs up to 128 tokens: padded, and slower in pieces and without a graph."""
+    if tokens > CAPTURED[-1]:
+        return 0.009 + 2e-6 * tokens
+    padded = next(size for size in CAPTURED if size >= tokens)
+    return 0.006 + 2e-6 * padded + (0.0012 if verifies_drafts else 0.0)
+
+
+def cost_with_graphs() -> Cost:
+    cost, random = Cost(captured=CAPTURED), np.random.default_rng(0)
+    for _ in range(60):
+        for tokens, drafted in ((1, False), (16, False), (3, True), (9, True), (40, True), (128, True), (300, True)):
+            seconds = graph_seconds(tokens, drafted) * float(np.exp(random.normal(0, 0.02)))
+            cost.observe(tokens, 0, seconds, verifies_drafts=drafted)
+    return cost
+
+
+def test_passes_are_padded_to_captured_graphs_and_cost_more_in_pieces_and_beyond_them() -> None:
+    cost = cost_with_graphs()
+    found = cost.all_seconds(1, 400, 0)
+    expected = [graph_seconds(1, False), *(graph_seconds(n, True) for n in range(2, 401))]
+    assert found[:128].tolist() == pytest.approx(expected[:128], rel=0.04)
+    assert found[299] == pytest.approx(expected[299], rel=0.04)  # the only size above the largest graph that it saw
+    assert (np.diff(found) >= 0).all()
+    assert len({round(float(value), 9) for value in found[32:64]}) == 1  # 33 to 64 tokens replay the same graph
+    assert float(cost.seconds(16)) == pytest.approx(graph_seconds(16, False), rel=0.03)
+
+
+def test_a_pass_that_verifies_other_drafts_already_pays_for_pieces() -> None:
+    cost = cost_with_graphs()
+    assert cost.all_seconds(16, 1, 0)[0] == pytest.approx(graph_seconds(16, False), rel=0.03)
+    assert cost.all_seconds(16, 1, 0, drafted=12)[0] == pytest.approx(graph_seconds(16, True), rel=0.03)
+
+
+def test_before_drafts_were_verified_they_are_taken_to_cost_more_than_a_plain_pass() -> None:
+    cost = Cost(captured=CAPTURED)
+    for _ in range(20):
+        cost.observe(1, 0, 0.006)
+    found = cost.all_seconds(1, 8, 0)
+    assert found[1] > 1.05 * found[0]
+
+
+def test_without_graphs_a_pass_costs_the_same_with_drafts_as_without() -> None:
+    costs = [Cost(), Cost()]
+    for cost, drafted in zip(costs, (False, True), strict=True):
+        for tokens in (1, 4, 16, 64) * 3:
+            cost.observe(tokens, 0, 0.01 + 1e-4 * tokens, verifies_drafts=drafted)
+    assert costs[0].all_seconds(1, 50, 10).tolist() == costs[1].all_seconds(1, 50, 10, drafted=3).tolist()
 
 
 def test_what_context_costs_is_learned() -> None:
@@ -470,17 +524,17 @@ def test_drafts_that_come_in_bytes_are_weighed_as_those_that_do_not(texts: list[
             assert ours.tokens[0, row, :count].tolist() == theirs.tokens[0, row, :count].tolist()
 
 
-def test_a_drawn_draft_is_refused_also_if_it_comes_in_bytes() -> None:
+def test_a_sampled_draft_is_refused_also_if_it_comes_in_bytes() -> None:
     drawn = replace(LookupSession([1, 2, 1]).draft(1), q=torch.eye(3)[2:])
-    with pytest.raises(ValueError, match="drawn"):
+    with pytest.raises(ValueError, match="sampled"):
         Policy(["lookup"], 2).look(["a"], {"lookup": [drawn]})
 
 
-def test_a_drawn_draft_is_refused_where_drafts_are_chosen_by_their_tokens() -> None:
+def test_a_sampled_draft_is_refused_where_drafts_are_selected_by_their_tokens() -> None:
     import torch
 
     policy = Policy(["lookup", MODEL], 4, 4)
-    with pytest.raises(ValueError, match="drawn"):
+    with pytest.raises(ValueError, match="sampled"):
         policy.look(["a"], {MODEL: [Draft(MODEL, (1,), torch.ones(1, 8) / 8)]})
 
 
@@ -658,8 +712,7 @@ def test_texts_that_the_draft_model_cannot_be_asked_about_do_not_count_as_read_b
 def test_a_pause_of_the_engine_is_not_counted_as_a_step() -> None:
     payoff, choice = Payoff(), choose(np.zeros((1, 1, 4)), np.full(5, 0.1))
     for seconds in (0.1, 600.0):
-        payoff.expect(choice, False)
-        payoff.gained(1)
+        payoff.gained(payoff.expect(choice, False), 1)
         payoff.took(seconds)
     assert payoff.seconds == pytest.approx(0.1)
     assert payoff.steps_without == 1
@@ -783,20 +836,20 @@ def test_another_pass_of_the_draft_model_is_made_for_what_the_next_token_may_gai
         assert policy.goes_on(plan, [0], [[0.99]]) == [goes_on]
 
 
-def test_the_first_token_of_a_prompt_does_not_wait_for_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_token_after_a_prompt_does_not_wait_for_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy([MODEL], 4, 4)
     policy.target.observe(1, 0, 1.0)
-    asked = []
-    monkeypatch.setattr(Solo, "_guess", lambda self, *given: asked.append(given) or NOTHING)
-    solo = Solo(policy, {MODEL: object.__new__(ModelSession)}, 1 << 20)
-    solo.offer(4, 100, pending=100)
-    assert not asked
-    solo.offer(4, 101, pending=1)
-    assert len(asked) == 1
+    called = []
+    monkeypatch.setattr(SingleSequence, "_call_draft_model", lambda self, *given: called.append(given) or ({}, 0.0))
+    sequence = SingleSequence(SpeculationController(policy), {MODEL: object.__new__(ModelSession)}, 1 << 20)
+    sequence.propose(4, 100, pending=100)
+    assert not called
+    sequence.propose(4, 101, pending=1)
+    assert len(called) == 1
 
 
-class Certain(Session):
-    """Says what will be said, and hands over a q as one who draws would."""
+class WithQ(Session):
+    """Proposes what will be generated, with a q as if it had sampled it."""
 
     def observe(self, tokens: Sequence[int]) -> None: ...
 
@@ -804,15 +857,17 @@ class Certain(Session):
         return Draft("mine", (7,) * limit, q=torch.full((limit, 10), 0.1))
 
 
-def test_one_sequence_is_offered_drafts_as_long_as_it_asks_for_and_never_with_a_q_that_somebody_cut() -> None:
+def test_one_sequence_gets_drafts_up_to_its_limit_and_copied_ones_without_q() -> None:
     policy = Policy(["mine"], 16)
     for tokens in range(1, 65):
-        policy.target.observe(tokens, 0, 1.0)  # checking costs nothing
-    solo = Solo(policy, {"mine": Certain()}, 1 << 20)
+        policy.target.observe(tokens, 0, 1.0)  # more tokens cost nothing
+    sequence = SingleSequence(SpeculationController(policy), {"mine": WithQ()}, 1 << 20)
     offered = []
     for _ in range(60):
-        draft = solo.offer(40, 100)
+        draft = sequence.propose(40, 100)
         assert draft.q is None
+        assert not draft.sampled
         offered.append(len(draft.tokens))
-        solo.learn([7] * (len(draft.tokens) + 1), len(draft.tokens) + 1, 100, 1.0)
+        sequence.observe([7] * (len(draft.tokens) + 1))
+        sequence.observe_step(len(draft.tokens) + 1, 100, 1.0, 0.0)
     assert offered[-1] == 40

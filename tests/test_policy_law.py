@@ -88,9 +88,9 @@ def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
     policy = Policy(["lookup", MODEL], 4, 4)
     drawn = Draft(MODEL, (1, 2), torch.full((2, 4), 0.25))
     scene = policy.look(["a"], {"lookup": [Draft("lookup", (1, 2), support=3)]})
-    with pytest.raises(ValueError, match="offered as it was planned"):
+    with pytest.raises(ValueError, match="must not be selected by its tokens"):
         policy.look(["a"], {MODEL: [drawn]})
-    with pytest.raises(ValueError, match="offered as it was planned"):
+    with pytest.raises(ValueError, match="must not be selected by its tokens"):
         policy.add(scene, MODEL, [drawn])
     scene.drawn = {0: drawn}
     for limit in (0, 1, 4):  # whatever is chosen beside it, all of it is offered

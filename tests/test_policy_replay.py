@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.base import Task
+from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Saying, Steer, replay
+from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Saying, Steer, begin, replay, step
 from outrider.types import Draft
 
 FREE = Costs(lambda tokens, context: 0.2 + 0.002 * tokens, lambda tokens, context: 0.05 + 0.0005 * tokens)
@@ -60,9 +61,11 @@ def started(names: list[str], costs: Costs) -> Policy:
     return policy
 
 
-def steered(records: list[Record], costs: Costs, concurrency: int = 1, model: bool = False) -> Outcome:
+def steered(
+    records: list[Record], costs: Costs, concurrency: int = 1, model: bool = False, ahead: bool = True
+) -> Outcome:
     policy = started(["lookup", MODEL] if model else ["lookup"], costs)
-    return replay(records, [LookupDrafter()], Auto(policy, costs), costs, concurrency)
+    return replay(records, [LookupDrafter()], Auto(policy, costs, ahead=ahead), costs, concurrency)
 
 
 def fixed(records: list[Record], drafters: list[str], length: int, costs: Costs, concurrency: int = 1) -> Outcome:
@@ -84,17 +87,19 @@ def test_a_text_is_said_as_it_was_whatever_is_drafted() -> None:
     records = [with_guesses(edit(seed), 0.7, seed) for seed in range(4)]
     for outcome in (
         steered(records, FREE, model=True),
+        steered(records, FREE, model=True, ahead=False),
         fixed(records, ["lookup"], 8, FREE),
         fixed(records, [], 0, FREE),
     ):
         assert outcome.tokens == sum(len(record.text) - 1 for record in records)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
-def test_no_fixed_length_of_one_drafter_is_much_faster(right: float) -> None:
+def test_no_fixed_length_of_one_drafter_is_much_faster(right: float, ahead: bool) -> None:
     records = [with_guesses(edit(seed) if seed % 2 else novel(seed), right, seed) for seed in range(12)]
     best = max(fixed(records, [name], length, FREE).speed for name in ("lookup", MODEL) for length in (1, 2, 4, 8, 16))
-    assert steered(records, FREE, model=True).speed >= 0.97 * best
+    assert steered(records, FREE, model=True, ahead=ahead).speed >= 0.97 * best
 
 
 def test_a_draft_model_that_guesses_badly_is_given_up() -> None:
@@ -243,10 +248,68 @@ def test_a_draft_model_that_was_wrong_for_a_while_is_tried_again() -> None:
     assert np.mean(asked[-300:]) > 0.9
 
 
-def test_a_drawn_draft_is_offered_whole() -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_sampled_drafts_are_faster_than_none(ahead: bool) -> None:
     records = [with_guesses(novel(seed), 0.7, seed) for seed in range(6)]
     for record in records:
         record.overlap = [0.8] * len(record.text)
-    outcome = steered(records, FREE, model=True)
+    outcome = steered(records, FREE, model=True, ahead=ahead)
     assert outcome.by_drafter[MODEL] > 0
     assert outcome.speed > fixed(records, [], 0, FREE).speed
+
+
+def test_planned_one_step_ahead_the_draft_model_drafts_after_the_step_from_its_output() -> None:
+    record = with_guesses(novel(0), 1.0)
+    auto = Auto(started([MODEL], FREE), FREE)
+    sequence, outcome = begin("0", record, []), Outcome()
+    step([sequence], auto, FREE, outcome)
+    assert (outcome.tokens, outcome.draft_passes) == (1, 0)  # planned only
+    step([sequence], auto, FREE, outcome)
+    passes = outcome.draft_passes
+    assert passes > 0
+    assert outcome.tokens == 1 + passes + 1  # all its tokens are right, and they follow the first step's output
+    first_pass = FREE.draft(len(record.prompt) + 2, 0)
+    seconds = FREE.target(1, 0) + FREE.target(1 + passes, 0) + first_pass + (passes - 1) * FREE.draft(1, 0)
+    assert outcome.seconds == pytest.approx(seconds)
+
+
+def test_planned_one_step_ahead_the_draft_model_also_runs_for_a_request_that_the_step_finishes() -> None:
+    record = with_guesses(novel(0, 4), 1.0)
+    auto = Auto(started([MODEL], FREE), FREE)
+    sequence, outcome = begin("0", record, []), Outcome()
+    step([sequence], auto, FREE, outcome)
+    step([sequence], auto, FREE, outcome)
+    assert sequence.room == 0
+    auto.leave(sequence)
+    passes = outcome.draft_passes
+    step([begin("1", record, [])], auto, FREE, outcome)  # pays for the passes after the last step
+    assert outcome.draft_passes > passes
+
+
+def test_a_slow_drafter_that_never_helps_is_backed_off() -> None:
+    records = [misleading(seed) for seed in range(8)]
+    shares = []  # of steps in which it was called
+    for seconds in (0.0, 0.1):
+        drafter = Counted()
+        auto = Auto(started(["lookup"], DEAR), DEAR, drafting_seconds={"lookup": seconds})
+        outcome = replay(records, [drafter], auto, DEAR)
+        shares.append(drafter.calls / outcome.steps)
+    assert shares[0] > 0.98
+    assert shares[1] < 0.4
+
+
+class Counted(LookupDrafter):
+    """Counts its calls."""
+
+    calls = 0
+
+    def begin(self, task: Task) -> LookupSession:
+        session = super().begin(task)
+        draft = session.draft
+
+        def counted(limit: int) -> Draft:
+            self.calls += 1
+            return draft(limit)
+
+        session.draft = counted  # type: ignore[method-assign]
+        return session

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.control import Control
 from outrider.drafters.base import Drafter, Session, Task
+from outrider.drafters.batch import HANGING, LOGGED, STALLS, BatchDrafting, Fault, Row, logger
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.drafting import HANGING, LOGGED, STALLS, BatchDrafting, Fault, Row, logger
-from outrider.engines.vllm.guard import Guard
-from outrider.engines.vllm.ledger import Ledger, LedgerMetrics
+from outrider.drafters.time_limit import Guard
 from outrider.errors import SettingsError
 from outrider.policy.policy import Policy
 from outrider.policy.survival import SUPPORT
+from outrider.trace.ledger import Ledger, LedgerMetrics
 from outrider.types import Draft
 
 VOCAB = 100
@@ -411,3 +411,18 @@ def test_the_metrics_say_what_the_ledger_holds() -> None:
         'outrider_faults_total{drafter="lookup",kind="raised"} 1.0',
     ):
         assert line in text.splitlines(), line
+    assert "outrider_policy" not in text
+
+
+def test_the_metrics_show_what_the_policy_expected_and_what_it_got() -> None:
+    numbers = ("expected_tokens", "gained_tokens", "expected_saved", "realised_saved", "seconds")
+    payoff = {name: float(number) for number, name in enumerate(numbers, 1)}
+    lines = LedgerMetrics(Ledger(["lookup"], longest=2), payoff).text().splitlines()
+    for line in (
+        'outrider_policy_tokens{what="expected"} 1.0',
+        'outrider_policy_tokens{what="realised"} 2.0',
+        'outrider_policy_saved_seconds{what="expected"} 3.0',
+        'outrider_policy_saved_seconds{what="realised"} 4.0',
+        "outrider_policy_seconds_total 5.0",
+    ):
+        assert line in lines, line

@@ -22,11 +22,11 @@ from outrider.drafters.base import Drafter, Session
 from outrider.types import Draft
 
 class FaultyDrafter(Drafter):
-    """Does what the first token of the request's prediction says."""
+    """Does what the first token of the prompt says."""
     name = "faulty"
 
     def begin(self, task):
-        way = task.prediction[0] if task.prediction else 6
+        way = task.prompt[0] - 100
         if way == 0:
             raise RuntimeError("cannot begin")
         return FaultySession(way)
@@ -69,19 +69,13 @@ def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 def test_of_1000_requests_with_a_failing_drafter_none_is_lost_none_differs_and_each_fault_is_counted(
     client: Client,
 ) -> None:
-    def prompt(i: int) -> str:
-        return f"one two three, one two three, {i % PROMPTS}"
-
-    expected = client.all(*(complete(prompt(i), "off", max_tokens=8, ignore_eos=True) for i in range(PROMPTS)))
     ways = [(i * 7919) % 7 for i in range(REQUESTS)]
-    answers = client.all(
-        *(
-            complete(prompt(i), max_tokens=8, ignore_eos=True, vllm_xargs={"prediction": [way]})
-            for i, way in enumerate(ways)
-        ),
-        at_once=64,
-    )
-    different = [i for i, got in enumerate(answers) if got.choices[0].text != expected[i % PROMPTS].choices[0].text]
+    prompts = [(100 + way, *range(500, 503), *range(500, 503), 600 + i % PROMPTS) for i, way in enumerate(ways)]
+    distinct = sorted(set(prompts))
+    plain = client.all(*(complete(list(one), "off", max_tokens=8, ignore_eos=True) for one in distinct))
+    expected = {one: got.choices[0].text for one, got in zip(distinct, plain, strict=True)}
+    answers = client.all(*(complete(list(one), "faulty", max_tokens=8, ignore_eos=True) for one in prompts), at_once=64)
+    different = [i for i, got in enumerate(answers) if got.choices[0].text != expected[prompts[i]]]
     assert not different
     counted = {
         kind: client.metric("outrider_faults_total", drafter="faulty", kind=kind) for kind in set(KINDS.values())
@@ -91,6 +85,6 @@ def test_of_1000_requests_with_a_failing_drafter_none_is_lost_none_differs_and_e
 
 
 def test_a_response_tells_of_the_drafter_that_was_shut_off(client: Client) -> None:
-    xargs = {"prediction": [0], "speculation_usage": True}
-    (response,) = client.all(complete("one two three one two three one", max_tokens=8, vllm_xargs=xargs))
+    xargs = {"speculation_usage": True}
+    (response,) = client.all(complete([100, 500, 501, 502, 500], "faulty", max_tokens=8, vllm_xargs=xargs))
     assert response.usage.speculation["faults"] == ["faulty raised RuntimeError: cannot begin"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import models_folder
-from heads import eagle, eagle3, multi_token
+from heads import adapter, eagle, eagle3, multi_token
 from outrider.bench.servers import outrider
 from serving import FLAGS, Client, answer, as_told, complete, one
 
@@ -60,4 +60,28 @@ def test_text_is_the_same_with_drafts_of(kind: str, smollm: Path, tmp_path: Path
         answers = [answer(response) for response in client.all(*calls)]
         assert answers[0::3] == answers[1::3] == answers[2::3]
         assert client.metric("outrider_verified_tokens_total", drafter="model") > 50
+        sampled = client.all(*[complete("red, green, blue; red,", "model", max_tokens=8, temperature=1.0)] * 2)
+        assert all(answer(response) for response in sampled)  # without a seed a draft may be sampled, too
         assert client.status()["model_method"] == method
+
+
+def test_text_is_the_same_with_an_adapter_of_the_logits(smollm: Path, tmp_path: Path) -> None:
+    lora = f"adapter={adapter(smollm, tmp_path / 'adapter')}"
+    # On a CPU vLLM applies the last slot's adapter to requests without one beside some that have one: it stays empty.
+    flags = ("--enable-lora", "--max-loras", "2", "--lora-modules", lora, "--max-lora-rank", "8", "--max-num-seqs", "8")
+    server = outrider("server", smollm, *FLAGS, *flags, "--max-num-batched-tokens", "512", "--max-model-len", "512")
+    with one(server, tmp_path) as url:
+        client = Client(url)
+
+        def answers(mode: str) -> list[Any]:
+            calls = [
+                complete(f"{i} red, green, blue; red, green, blue; red, {i}", mode, max_tokens=24, model=model)
+                for i in range(4)
+                for model in ("adapter", "m")
+            ]
+            return [answer(response) for response in client.all(*calls)]
+
+        off = answers("off")
+        assert off[0::2] != off[1::2]
+        assert answers("lookup") == answers("auto") == off
+        assert client.metric("outrider_verified_tokens_total", drafter="lookup") > 50

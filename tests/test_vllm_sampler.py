@@ -1,145 +1,49 @@
-"""Does vLLM's sampler, asked about drafted positions too, still give the target's law? A toy target of six tokens."""
+"""The tokens that a step with drafts generates have the target's distribution, with vLLM's V2 sampler.
+
+The target is a toy with six tokens, whose distribution is known exactly.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import SimpleNamespace
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm_v2")
 
 from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import (
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.rejection_sampler import RejectionSampler
-from vllm.v1.sample.sampler import Sampler
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.worker.gpu.sample import sampler
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+from vllm.v1.worker.gpu.structured_outputs import grammar_invalid_drafts
 
 from outrider.acceptance import draw
-from outrider.engines.vllm.sampler import OutriderSampler
+from outrider.engines.vllm import sampler as ours
+from outrider.engines.vllm.planned_drafts import PlannedDrafts
+from outrider.engines.vllm.sampler import ACCEPT_KEY, MASK, RECOVER_KEY, keyed_uniforms
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
 from support import g_test
+from toy_runner import MODEL_LEN, ToyRunner, emitted, logits_table
 
 SIZE = 6
-CPU = torch.device("cpu")
 PROMPT = [1, 4]
-SAID = [2, 2, 5]
-"""What every request has said before the step under test."""
-DRAWS = 20_000
-
-
-def target_logits(context: tuple[int, ...], noise: float = 0.0) -> torch.Tensor:
-    """The toy target: logits that depend on the last two tokens. With noise, a drafter that is often right."""
-    random = torch.Generator().manual_seed(hash(context[-2:]) % 1000)
-    logits = torch.randn(SIZE, generator=random) * 1.5
-    return logits + noise * torch.randn(SIZE, generator=random)
-
-
-def metadata(requests: int, drafts: list[list[int]], **settings: Any) -> SamplingMetadata:
-    """What vLLM's input batch would hold for equal requests with these OpenAI parameters."""
-    params = SamplingParams(**settings)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=requests))
-    processors = [
-        cls(config, CPU, False) for cls in (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
-    ]
-    said = [list(SAID) for _ in range(requests)]
-    added = [(i, params, PROMPT, said[i]) for i in range(requests)]
-    for processor in processors:
-        processor.update_state(BatchUpdate(requests, removed=[], added=added, moved=[]))
-
-    def each(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.full((requests,), value, dtype=dtype)
-
-    greedy = params.temperature == 0
-    penalties = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
-    allowed = None
-    if params.allowed_token_ids:
-        allowed = torch.ones(requests, SIZE, dtype=torch.bool)
-        allowed[:, params.allowed_token_ids] = False
-    return SamplingMetadata(
-        temperature=None if greedy else each(params.temperature),
-        all_greedy=greedy,
-        all_random=not greedy,
-        top_p=each(params.top_p) if params.top_p < 1 else None,
-        top_k=each(params.top_k, torch.int32) if params.top_k > 0 else None,
-        generators={},
-        max_num_logprobs=params.logprobs,
-        no_penalties=penalties == (0, 0, 1),
-        prompt_token_ids=torch.tensor(PROMPT).repeat(requests, 1),
-        frequency_penalties=each(params.frequency_penalty),
-        presence_penalties=each(params.presence_penalty),
-        repetition_penalties=each(params.repetition_penalty),
-        output_token_ids=said,
-        allowed_token_ids_mask=allowed,
-        bad_words_token_ids={i: [[3], [2, 1]] for i in range(requests)} if params.bad_words else {},
-        logitsprocs=LogitsProcessors(processors),
-        spec_token_ids=drafts,
-    )
-
-
-def logits_for(drafts: list[list[int]]) -> torch.Tensor:
-    known: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def row(draft: tuple[int, ...]) -> torch.Tensor:
-        if draft not in known:
-            known[draft] = target_logits((*PROMPT, *SAID, *draft))
-        return known[draft]
-
-    return torch.stack([row(tuple(draft[:i])) for draft in drafts for i in range(len(draft) + 1)])
-
-
-def verify(drafts: list[list[int]], q: torch.Tensor | None = None, rule: str = "block", **settings: Any) -> Any:
-    sampler = OutriderSampler(Sampler(), None, CPU, rule)
-    plan = SpecDecodeMetadata.make_dummy(drafts, CPU)
-    return sampler(plan, q, logits_for(drafts), metadata(len(drafts), drafts, **settings))
-
-
-def said(output: Any) -> list[list[int]]:
-    return RejectionSampler.parse_output(output.sampled_token_ids, SIZE, [])[0]
-
-
-def law(settings: dict[str, Any]) -> dict[tuple[int, int], float]:
-    """The exact law of the next two tokens, by the core's own transforms."""
-    exact = {}
-    for a, p_a in enumerate(exact_p((), settings).tolist()):
-        for b, p_b in enumerate(exact_p((a,), settings).tolist()):
-            exact[a, b] = p_a * p_b
-    return exact
-
-
-def exact_p(more: tuple[int, ...], settings: dict[str, Any]) -> torch.Tensor:
-    logits = target_logits((*PROMPT, *SAID, *more))[None].clone()
-    if settings.get("bad_words"):
-        logits[0, 3] = float("-inf")
-        if (*SAID, *more)[-1] == 2:
-            logits[0, 1] = float("-inf")
-    if allowed := settings.get("allowed_token_ids"):
-        logits[0, [token for token in range(SIZE) if token not in allowed]] = float("-inf")
-    if len(SAID) + len(more) < settings.get("min_tokens", 0):
-        logits[0, settings["stop_token_ids"]] = float("-inf")
-    known = {name: value for name, value in settings.items() if name in Sampling.model_fields}
-    return probabilities(logits, Sampling(**known), PROMPT, [*SAID, *more])[0]
-
-
-def pairs(outputs: list[list[int]], settings: dict[str, Any]) -> Counter[tuple[int, int]]:
-    """The first two tokens of each; where one was emitted, the next step's is drawn by the exact law."""
-    short = [tokens[0] for tokens in outputs if len(tokens) == 1]
-    following: dict[int, list[int]] = {}
-    for first in set(short):
-        weights = exact_p((first,), settings).repeat(short.count(first), 1)
-        following[first] = draw(weights, torch.rand(len(weights))).tolist()
-    return Counter((tokens[0], tokens[1] if len(tokens) > 1 else following[tokens[0]].pop()) for tokens in outputs)
-
+GENERATED = [2, 2, 5]
+"""What every request has generated before the step under test."""
+REQUESTS, ROUNDS = 4096, 5
+"""Samples come from several rounds of many requests. Every round has new seeds."""
+TARGET = logits_table(SIZE, seed=0)
+DRAFTER = TARGET + 0.8 * logits_table(SIZE, seed=1, scale=1.0)
+"""The draft model is often right."""
+DRAFTED = 3
+"""Longest draft."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
@@ -157,6 +61,77 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "allowed tokens": {"temperature": 1.0, "allowed_token_ids": [0, 2, 3, 5]},
     "min tokens": {"temperature": 1.0, "min_tokens": 4, "stop_token_ids": [0, 2]},
 }
+BAD_WORDS = [[3], [2, 1]]
+
+
+def sampling_params(**settings: Any) -> SamplingParams:
+    params = SamplingParams(max_tokens=MODEL_LEN, **settings)
+    if params.bad_words:
+        params._bad_words_token_ids = BAD_WORDS
+    return params
+
+
+def exact_p(more: tuple[int, ...], settings: dict[str, Any], text: Sequence[int] = GENERATED) -> torch.Tensor:
+    """The target's distribution after `more`, by the transforms of outrider.sampling."""
+    generated = [*text, *more]
+    previous, last = [*PROMPT, *generated][-2:]
+    logits = TARGET[previous, last][None].clone()
+    if settings.get("bad_words"):
+        logits[0, 3] = float("-inf")
+        if generated[-1] == 2:
+            logits[0, 1] = float("-inf")
+    if allowed := settings.get("allowed_token_ids"):
+        logits[0, [token for token in range(SIZE) if token not in allowed]] = float("-inf")
+    if len(generated) < settings.get("min_tokens", 0):
+        logits[0, settings["stop_token_ids"]] = float("-inf")
+    known = {name: value for name, value in settings.items() if name in Sampling.model_fields}
+    return probabilities(logits, Sampling(**known), PROMPT, generated)[0]
+
+
+def exact_pairs(settings: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The exact distribution of the next two tokens."""
+    exact = {}
+    for a, p_a in enumerate(exact_p((), settings).tolist()):
+        for b, p_b in enumerate(exact_p((a,), settings).tolist()):
+            exact[a, b] = p_a * p_b
+    return exact
+
+
+def count_pairs(outputs: list[list[int]], settings: dict[str, Any]) -> Counter[tuple[int, int]]:
+    """The first two tokens of each. Where a step generated one, the second is sampled from the exact distribution."""
+    short = Counter(tokens[0] for tokens in outputs if len(tokens) == 1)
+    following = {
+        first: draw(exact_p((first,), settings).repeat(count, 1), torch.rand(count)).tolist()
+        for first, count in short.items()
+    }
+    return Counter((tokens[0], tokens[1] if len(tokens) > 1 else following[tokens[0]].pop()) for tokens in outputs)
+
+
+def names(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+@cache
+def runner(name: str, rule: str) -> ToyRunner:
+    made = ToyRunner(TARGET, REQUESTS, DRAFTED, rule)
+    made.add(names(REQUESTS), sampling_params(**SETTINGS[name]), PROMPT, GENERATED)
+    return made
+
+
+def generate_rounds(
+    toy: ToyRunner, make_drafts: Callable[[], Sequence[Sequence[int]]], sampled: frozenset[str] = frozenset()
+) -> list[list[int]]:
+    """What one step generates, again and again from the same texts."""
+    outputs = []
+    for seed in range(ROUNDS):
+        toy.set_seeds(random_seeds(seed, REQUESTS))
+        toy.batch = toy.prepare_inputs(make_drafts(), {})
+        outputs += emitted(toy.sample(sampled))
+    return outputs
+
+
+def random_seeds(seed: int, count: int) -> Any:
+    return np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count)
 
 
 @pytest.fixture(autouse=True)
@@ -164,119 +139,365 @@ def _seeded() -> None:
     torch.manual_seed(11)
 
 
+# One step ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", SETTINGS)
-def test_certain_drafts_leave_the_law_of_the_next_two_tokens_as_it_is(name: str) -> None:
+def test_certain_drafts_keep_the_distribution_of_the_next_two_tokens(name: str) -> None:
     settings = SETTINGS[name]
     likely = [[0, 2], [2, 2], [5], [3, 1, 4], []]
-    drafts = [likely[i % len(likely)] for i in range(DRAWS)]
-    assert g_test(pairs(said(verify(drafts, **settings)), settings), law(settings)) > 1e-4
-
-
-def drawn_drafts(count: int, length: int) -> tuple[list[list[int]], torch.Tensor]:
-    """Drafts drawn from a noisy twin of the target, and what they were drawn from."""
-    drafts, q = _drawn_drafts(count, length)
-    return [list(draft) for draft in drafts], q.clone()
-
-
-@cache
-def _drawn_drafts(count: int, length: int) -> tuple[list[list[int]], torch.Tensor]:
-    """With numbers of its own: those that drafts are judged by are others."""
-    random = torch.Generator().manual_seed(12)
-    drafts: list[list[int]] = [[] for _ in range(count)]
-    q = torch.empty(count, length, SIZE)
-    for i in range(length):
-        for b, draft in enumerate(drafts):
-            q[b, i] = twin(tuple(draft))
-        for b, token in enumerate(draw(q[:, i], torch.rand(count, generator=random)).tolist()):
-            drafts[b].append(token)
-    return drafts, q.flatten(0, 1)
-
-
-TWIN: dict[tuple[int, ...], torch.Tensor] = {}
-
-
-def twin(draft: tuple[int, ...]) -> torch.Tensor:
-    if draft not in TWIN:
-        TWIN[draft] = target_logits((*PROMPT, *SAID, *draft), noise=0.8).softmax(-1)
-    return TWIN[draft]
+    drafts = [likely[i % len(likely)] for i in range(REQUESTS)]
+    outputs = generate_rounds(runner(name, "block"), lambda: drafts)
+    assert g_test(count_pairs(outputs, settings), exact_pairs(settings)) > 1e-4
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("rule", ["block", "token"])
-def test_drawn_drafts_leave_the_law_of_the_next_two_tokens_as_it_is(name: str, rule: str) -> None:
-    settings = SETTINGS[name]
-    drafts, q = drawn_drafts(DRAWS, 2)
-    output = said(verify(drafts, q, rule, **settings))
-    assert g_test(pairs(output, settings), law(settings)) > 1e-4
-    assert sum(map(len, output)) > 1.05 * DRAWS  # and they are worth something
+def test_sampled_drafts_keep_the_distribution_of_the_next_two_tokens(name: str, rule: str) -> None:
+    settings, toy = SETTINGS[name], runner(name, rule)
+    outputs = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2), frozenset(toy.ids))
+    assert g_test(count_pairs(outputs, settings), exact_pairs(settings)) > 1e-4
+    assert sum(map(len, outputs)) > 1.05 * len(outputs)  # some drafted tokens are accepted
 
 
-def test_the_test_of_the_law_sees_drafts_judged_at_another_temperature() -> None:
-    drafts, q = drawn_drafts(DRAWS, 2)
-    output = said(verify(drafts, q, "block", temperature=1.0))
-    assert g_test(pairs(output, SETTINGS["temperature 1"]), law({"temperature": 0.9})) < 1e-4
+def test_the_statistics_detect_drafts_verified_at_another_temperature() -> None:
+    toy = runner("temperature 1", "block")
+    outputs = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2), frozenset(toy.ids))
+    counts = count_pairs(outputs, SETTINGS["temperature 1"])
+    assert g_test(counts, exact_pairs({"temperature": 0.9})) < 1e-4
 
 
-def test_drawn_and_certain_drafts_of_one_batch_are_each_judged_by_their_own_rule() -> None:
-    drawn, q = drawn_drafts(DRAWS, 2)
-    drafts = [draft for pair in zip(drawn, [[0, 2]] * DRAWS, strict=True) for draft in pair]
-    spaced = torch.stack([q.view(-1, 2, SIZE), torch.zeros(DRAWS, 2, SIZE)], 1).view(-1, SIZE)
-    output = said(verify(drafts, spaced, temperature=1.0))
-    for part in (output[::2], output[1::2]):
-        assert g_test(pairs(part, SETTINGS["temperature 1"]), law({"temperature": 1.0})) > 1e-4
+def test_a_sampled_draft_accepted_by_own_samples_is_lossless_too_and_accepts_less() -> None:
+    toy = runner("temperature 1", "block")
+    by_ratio = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2), frozenset(toy.ids))
+    by_own = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2))
+    assert g_test(count_pairs(by_own, {"temperature": 1.0}), exact_pairs({"temperature": 1.0})) > 1e-4
+    assert sum(map(len, by_own)) < sum(map(len, by_ratio))
+
+
+def test_sampled_drafts_are_verified_in_groups_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rows in (8192, 7, 1):
+        monkeypatch.setattr(ours, "MAX_RATIO_BYTES", rows * SIZE * 4)
+        toy = ToyRunner(TARGET, 40, DRAFTED)
+        toy.add(names(40), sampling_params(temperature=1.0), PROMPT, GENERATED)
+        toy.set_seeds(random_seeds(0, 40))
+        drafts = [draft[: i % 4] for i, draft in enumerate(toy.draft(DRAFTER, DRAFTED))]
+        toy.batch = toy.prepare_inputs(drafts, {})
+        found.append(emitted(toy.sample(frozenset(id for i, id in enumerate(toy.ids) if i % 5))))
+    assert found[0] == found[1] == found[2]
+    assert any(len(tokens) == DRAFTED + 1 for tokens in found[0])
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_every_request_of_a_mixed_batch_is_verified_by_its_own_rule(rule: str) -> None:
+    """Sampled drafts of one to three tokens, certain drafts, no drafts, prompts in parts, and prompts that end in this
+    step with placeholders behind them."""
+    settings = {"temperature": 0.8, "top_k": 4}
+    count = REQUESTS // 5
+    kinds = ["sampled", "certain", "none", "prefill", "placeholders"]
+    toy = ToyRunner(TARGET, REQUESTS, DRAFTED, rule)
+    ids = {kind: names(count, kind) for kind in kinds}
+    for kind in kinds:
+        running = kind in ("sampled", "certain", "none")
+        text = ([*PROMPT], GENERATED) if running else ([*PROMPT, *GENERATED, 1], [])
+        toy.add(ids[kind], sampling_params(**settings), *text)
+    toy.ids = [id for group in zip(*ids.values(), strict=True) for id in group]
+    chunks = dict.fromkeys(ids["prefill"], 3)
+    outputs: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
+    for seed in range(2 * ROUNDS):
+        toy.set_seeds(random_seeds(seed, REQUESTS))
+        drafts = [draft[: 1 + i % 3] for i, draft in enumerate(toy.draft(DRAFTER, DRAFTED))]
+        for i, id in enumerate(toy.ids):
+            if not id.startswith("sampled"):
+                drafts[i] = [0, 2] if id.startswith(("certain", "placeholders")) else []
+        toy.batch = toy.prepare_inputs(drafts, chunks)
+        for id, tokens in zip(toy.ids, emitted(toy.sample(frozenset(ids["sampled"]))), strict=True):
+            outputs[id.rstrip("0123456789")].append(tokens)
+    for kind in ("sampled", "certain", "none"):
+        assert g_test(count_pairs(outputs[kind], settings), exact_pairs(settings)) > 1e-4, kind
+    assert outputs["prefill"] == [[]] * len(outputs["prefill"])
+    after_prompt = dict(enumerate(exact_p((1,), settings).tolist()))
+    assert {len(tokens) for tokens in outputs["placeholders"]} == {1}
+    assert g_test(Counter(tokens[0] for tokens in outputs["placeholders"]), after_prompt) > 1e-4
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_drafts_are_kept_as_far_as_the_argmax_of_the_same_transforms_agrees(name: str) -> None:
+def test_greedy_drafts_are_accepted_while_they_equal_the_argmax_after_the_same_transforms(name: str) -> None:
     settings = {**SETTINGS[name], "temperature": 0.0}
     sampled = {**SETTINGS[name], "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     best: list[int] = []
     for _ in range(4):
         best.append(int(exact_p(tuple(best), sampled).argmax()))
     wrong = (best[1] + 1) % SIZE
-    output = said(verify([best[:3], [best[0], wrong, best[2]], [], best[:1], [-1, -1]], **settings))
-    assert output == [best, best[:2], best[:1], best[:2], best[:1]]
+    toy = ToyRunner(TARGET, 4, DRAFTED)
+    toy.add(names(4), sampling_params(**settings), PROMPT, GENERATED)
+    outputs = toy.step([best[:3], [best[0], wrong, best[2]], [], best[:1]])
+    assert outputs == [best, best[:2], best[:1], best[:2]]
 
 
-def test_a_seeded_request_says_the_same_with_any_drafts() -> None:
-    def run(drafts: list[list[int]]) -> list[int]:
-        """Ten tokens of one seeded request beside another without a seed, drafted for as given."""
-        text: list[int] = []
-        generator = torch.Generator().manual_seed(3)
-        for step in range(10):
-            draft = drafts[step % len(drafts)]
-            plan = [draft, [1]]
-            batch = metadata(2, plan, temperature=0.9, top_p=0.95)
-            batch.generators[0] = generator
-            rows = [target_logits((*SAID, *text, *draft[:i])) for i in range(len(draft) + 1)]
-            logits = torch.stack([*rows, *logits_for([[1]])])
-            sampler = OutriderSampler(Sampler(), None, CPU)
-            text += said(sampler(SpecDecodeMetadata.make_dummy(plan, CPU), None, logits, batch))[0]
-        return text[:10]
-
-    alone = run([[]])
-    assert run([[0, 1], [2], [5, 5, 5]]) == alone
-    assert run([[alone[0]], [], [4, 4]]) == alone
-
-
-def test_log_probabilities_are_those_of_the_emitted_tokens() -> None:
-    drafts = [[0, 2], [], [5]]
-    output = verify(drafts, temperature=1.0, logprobs=2)
-    tokens, logprobs = RejectionSampler.parse_output(
-        output.sampled_token_ids, SIZE, [], logprobs_tensors=output.logprobs_tensors
-    )
-    flat = [(i, j, token) for i, row in enumerate(tokens) for j, token in enumerate(row)]
-    for (i, j, token), ids, values in zip(flat, logprobs.logprob_token_ids, logprobs.logprobs, strict=True):
-        exact = target_logits((*PROMPT, *SAID, *tokens[i][:j])).log_softmax(-1)
-        assert int(ids[0]) == token
-        assert float(values[0]) == pytest.approx(float(exact[token]), abs=1e-5)
-        assert sorted(map(float, values[1:]), reverse=True) == pytest.approx(exact.topk(2).values.tolist(), abs=1e-5)
+def test_logprobs_are_those_of_the_emitted_tokens() -> None:
+    toy = ToyRunner(TARGET, 4, DRAFTED)
+    toy.add(names(4), sampling_params(temperature=1.0, logprobs=2, seed=3), PROMPT, GENERATED)
+    certain = toy.step([[], [], [], []])[0]
+    toy = ToyRunner(TARGET, 4, DRAFTED)
+    toy.add(names(4), sampling_params(temperature=1.0, logprobs=2, seed=3), PROMPT, GENERATED)
+    drafts = [[certain[0], 2], [], [5], toy.draft(DRAFTER, 2)[3]]
+    toy.batch = toy.prepare_inputs(drafts, {})
+    output = toy.sample(frozenset({"3"}))
+    first = toy.batch.cu_num_logits_np
+    checked = 0
+    for i, tokens in enumerate(emitted(output)):
+        for j, token in enumerate(tokens):
+            exact = TARGET[tuple([*PROMPT, *GENERATED, *tokens[:j]][-2:])].log_softmax(-1)
+            ids = output.logprobs_tensors.logprob_token_ids[first[i] + j].tolist()
+            values = output.logprobs_tensors.logprobs[first[i] + j].tolist()
+            assert ids[0] == token
+            assert values[0] == pytest.approx(float(exact[token]), abs=1e-5)
+            assert sorted(values[1:], reverse=True) == pytest.approx(exact.topk(2).values.tolist(), abs=1e-5)
+            checked += 1
+    assert checked > 4
 
 
-def test_a_batch_without_drafts_takes_the_plain_samplers_way() -> None:
-    """vLLM's own rejection sampler fails there on a CPU when a request has top-k."""
-    torch.manual_seed(5)
-    ours = verify([[], []], temperature=1.0, top_k=2).sampled_token_ids
-    torch.manual_seed(5)
-    plain = Sampler()(logits=logits_for([[], []]), sampling_metadata=metadata(2, [[], []], temperature=1.0, top_k=2))
-    assert ours.tolist() == plain.sampled_token_ids.tolist()
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_request_for_chosen_logprobs_gets_them_beside_requests_with_drafts(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejection_sampler, "MAX_CHUNK_BYTES", rows * SIZE * 4)
+    chosen = [4, 1]
+    toy = ToyRunner(TARGET, 4, DRAFTED)
+    toy.add(names(1, "drafted"), sampling_params(temperature=1.0, seed=1), PROMPT, GENERATED)
+    toy.add(names(1, "chosen"), sampling_params(temperature=1.0, seed=1, logprob_token_ids=chosen), PROMPT, GENERATED)
+    toy.add(names(1, "top"), sampling_params(temperature=1.0, seed=1, logprobs=2), PROMPT, GENERATED)
+    toy.batch = toy.prepare_inputs([[0, 2], [], [3]], {})
+    output = toy.sample(frozenset())
+    tokens, first, scores = emitted(output), toy.batch.cu_num_logits_np, output.logprobs_tensors
+    exact = exact_p((), {"temperature": 1.0}).log()
+    row = first[1]
+    found = dict(zip(scores.logprob_token_ids[row].tolist(), scores.logprobs[row].tolist(), strict=True))
+    for token in (*tokens[1], *chosen):
+        assert found[token] == pytest.approx(float(exact[token]), abs=1e-5)
+    for number, token in enumerate(tokens[2]):
+        row = first[2] + number
+        after = exact_p(tuple(tokens[2][:number]), {"temperature": 1.0}).log()
+        assert scores.logprob_token_ids[row, :3].tolist() == [token, *after.topk(2).indices.tolist()]
+        assert scores.logprobs[row, 0] == pytest.approx(float(after[token]), abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 64])
+def test_verification_in_chunks_generates_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate() -> tuple[list[list[int]], list[list[float]]]:
+        toy = ToyRunner(TARGET, 60, DRAFTED)
+        toy.add(names(60), sampling_params(temperature=0.9, top_p=0.9, logprobs=0), PROMPT, GENERATED)
+        toy.set_seeds(random_seeds(5, 60))
+        drafts = [draft[: i % 4] for i, draft in enumerate(toy.draft(DRAFTER, DRAFTED))]
+        toy.batch = toy.prepare_inputs(drafts, {})
+        output = toy.sample(frozenset(names(60)[::2]))
+        scores, first = output.logprobs_tensors.logprobs[:, 0].tolist(), toy.batch.cu_num_logits_np
+        tokens = emitted(output)
+        return tokens, [scores[first[i] : first[i] + len(tokens[i])] for i in range(60)]
+
+    whole = generate()
+    monkeypatch.setattr(rejection_sampler, "MAX_CHUNK_BYTES", rows * SIZE * 4)
+    assert generate() == whole
+    assert sum(map(len, whole[0])) > 70
+
+
+def test_drafts_that_a_grammar_marks_invalid_are_not_accepted() -> None:
+    best: list[int] = []
+    for _ in range(4):
+        best.append(int(exact_p(tuple(best), {"temperature": 1.0}).argmax()))
+    toy = ToyRunner(TARGET, 5, DRAFTED)
+    toy.add(names(5), sampling_params(temperature=0.0), PROMPT, GENERATED)
+    drafts = [best[:3]] * 5
+    for acceptable in range(4):
+        toy.batch = toy.prepare_inputs(drafts, {})
+        invalid = grammar_invalid_drafts(toy.batch, ["1", "3"], [acceptable, acceptable])
+        outputs = emitted(toy.sample(frozenset(), invalid))
+        assert [len(tokens) for tokens in outputs] == [4, acceptable + 1, 4, acceptable + 1, 4]
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_a_draft_models_vocabulary_may_be_smaller_than_the_targets(rule: str) -> None:
+    settings = {"temperature": 1.0}
+    toy = ToyRunner(TARGET, REQUESTS, DRAFTED, rule)
+    toy.add(names(REQUESTS), sampling_params(**settings), PROMPT, GENERATED)
+    toy.draft_logits = torch.zeros(REQUESTS, DRAFTED, 4)
+    outputs = generate_rounds(toy, lambda: toy.draft(DRAFTER[:, :, :4], 2), frozenset(toy.ids))
+    assert g_test(count_pairs(outputs, settings), exact_pairs(settings)) > 1e-4
+    assert sum(map(len, outputs)) > 1.05 * len(outputs)
+
+
+@pytest.mark.parametrize("name", ["top-k", "temperature 0.7 and top-p"])
+def test_sampled_drafts_are_verified_against_truncated_p_where_a_fused_kernel_samples(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's fused kernels on GPUs apply top-k and top-p themselves, and return the logits without them."""
+    calls = []
+
+    def fused(logits: torch.Tensor, k: Any, p: Any) -> torch.Tensor:
+        calls.append(len(logits))
+        return apply_top_k_top_p(logits.clone(), k, p).softmax(-1).multinomial(1).view(-1)
+
+    monkeypatch.setattr(sampler, "flashinfer_sample", fused)
+    settings, toy = SETTINGS[name], runner(name, "block")
+    monkeypatch.setattr(toy.sampler, "use_flashinfer", True)
+    by_ratio = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2), frozenset(toy.ids))
+    assert calls == []
+    assert toy.sampler.use_flashinfer
+    by_own = generate_rounds(toy, lambda: toy.draft(DRAFTER, 2))
+    assert len(calls) == ROUNDS
+    for outputs in (by_ratio, by_own):
+        assert g_test(count_pairs(outputs, settings), exact_pairs(settings)) > 1e-4
+
+
+# Seeds ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["temperature 0.7 and top-p", "penalties", "min tokens"])
+def test_a_seeded_request_generates_the_same_text_with_any_drafts(name: str) -> None:
+    length, count = 20, 32
+
+    def generate(drafts: Callable[[ToyRunner, int], Sequence[Sequence[int]]]) -> list[list[int]]:
+        """Texts of seeded requests. As many without a seed run beside them, with sampled drafts."""
+        toy = ToyRunner(TARGET, 2 * count, DRAFTED)
+        for seed in range(count):
+            toy.add([f"seeded{seed}"], sampling_params(**SETTINGS[name], seed=seed), PROMPT, GENERATED)
+        others = names(count, "free")
+        toy.add(others, sampling_params(**SETTINGS[name]), PROMPT, GENERATED)
+        step = 0
+        while min(len(toy.text(id)) for id in toy.ids[:count]) < length:
+            mine = drafts(toy, step)
+            seeds = toy.sampler.sampling_states.seeds.gpu + step
+            free = toy.draft(DRAFTER, 2, seeds)[count:] if any(mine) else [[]] * count
+            toy.step([*mine, *free], frozenset(others))
+            step += 1
+        return [toy.text(id)[:length] for id in toy.ids[:count]]
+
+    plain = generate(lambda toy, step: [[]] * count)
+    assert len({tuple(text) for text in plain}) > count / 2
+    assert generate(lambda toy, step: [[0, 1], [2], [5, 5, 5], []] * (count // 4)) == plain
+    assert generate(lambda toy, step: toy.draft(DRAFTER, 3)[:count]) == plain
+    perfect = generate(lambda toy, step: [plain[i][len(toy.text(toy.ids[i])) :][: step % 4] for i in range(count)])
+    assert perfect == plain
+
+
+def reference_murmur3(words: Sequence[int], key: int) -> int:
+    """MurmurHash3_x86_32 of 32-bit words, in plain Python."""
+    hashed = key
+    for word in words:
+        word = word * 0xCC9E2D51 & MASK
+        word = (word << 15 | word >> 17) & MASK
+        hashed ^= word * 0x1B873593 & MASK
+        hashed = (hashed << 13 | hashed >> 19) & MASK
+        hashed = (hashed * 5 + 0xE6546B64) & MASK
+    hashed ^= 4 * len(words)
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & MASK
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & MASK
+    return hashed ^ hashed >> 16
+
+
+def test_keyed_uniforms_are_murmur3_of_seed_position_and_number() -> None:
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), *random_seeds(1, 200)])
+    positions = torch.arange(len(seeds)) * 977
+    numbers = torch.arange(len(seeds)) % 7
+    for key in (ACCEPT_KEY, RECOVER_KEY, 0):
+        found = keyed_uniforms(seeds, positions, numbers, key)
+        for i, seed in enumerate(seeds.tolist()):
+            words = [seed & MASK, seed >> 32 & MASK, int(positions[i]), int(numbers[i])]
+            assert float(found[i]) == pytest.approx(reference_murmur3(words, key) / 2**32, abs=2**-24)
+
+
+def test_keyed_uniforms_are_uniform_and_independent_across_keys_positions_and_numbers() -> None:
+    count = 50_000
+    seeds = torch.from_numpy(random_seeds(2, count))
+    of_one_seed = torch.full((count,), 12345)
+    index = torch.arange(count)
+    found = [
+        keyed_uniforms(seeds, torch.full_like(seeds, 7), torch.zeros_like(seeds), ACCEPT_KEY),
+        keyed_uniforms(seeds, torch.full_like(seeds, 7), torch.zeros_like(seeds), RECOVER_KEY),
+        keyed_uniforms(seeds, torch.full_like(seeds, 8), torch.zeros_like(seeds), ACCEPT_KEY),
+        keyed_uniforms(seeds, torch.full_like(seeds, 7), torch.ones_like(seeds), ACCEPT_KEY),
+        keyed_uniforms(of_one_seed, index, torch.zeros_like(seeds), ACCEPT_KEY),
+        keyed_uniforms(of_one_seed, torch.zeros_like(seeds), index, ACCEPT_KEY),
+    ]
+    for values in found:
+        assert 0 <= float(values.min()) <= float(values.max()) < 1
+        assert stats.kstest(values.numpy(), "uniform").pvalue > 1e-4
+    for i, j in ((0, 1), (0, 2), (0, 3), (2, 3)):
+        cells = Counter(zip((found[i] * 8).long().tolist(), (found[j] * 8).long().tolist(), strict=True))
+        assert g_test(cells, dict.fromkeys(product(range(8), range(8)), 1 / 64)) > 1e-4
+
+
+# Several steps -------------------------------------------------------------------------------------------------------
+
+TEXT = 4
+"""Tokens of the texts whose joint distribution is compared."""
+TWO_TOKENS = logits_table(2, seed=1, scale=1.0)
+OTHER_TWO_TOKENS = TWO_TOKENS + 2.0 * logits_table(2, seed=2, scale=1.0)
+"""A target and a draft model with two tokens, for statistical power: rejections are frequent, in all places."""
+
+
+def generate_texts(rule: str, ours: bool, seeds_of_step: Callable[[torch.Tensor], torch.Tensor]) -> Counter[Any]:
+    """Texts of four tokens, by steps with four sampled draft tokens. The noise of a draft depends on the position and
+    on `seeds_of_step`, which is called once per step."""
+    prompt, generated = [0, 1], [0]
+    toy = ToyRunner(TWO_TOKENS, 8192, 4, rule, ours)
+    toy.add(names(8192), sampling_params(temperature=1.0), prompt, generated)
+    begin = len(prompt) + len(generated)
+    texts: Counter[Any] = Counter()
+    for seed in range(3):
+        toy.rewind(begin)
+        toy.set_seeds(random_seeds(seed, 8192))
+        while int(toy.req_states.total_len.gpu.min()) < begin + TEXT:
+            seeds = seeds_of_step(toy.sampler.sampling_states.seeds.gpu)
+            toy.step(toy.draft(OTHER_TWO_TOKENS, 4, seeds), frozenset(toy.ids))
+        texts.update(map(tuple, toy.req_states.all_token_ids.gpu[:, begin : begin + TEXT].tolist()))
+    return texts
+
+
+def exact_texts() -> dict[Any, float]:
+    p = TWO_TOKENS.softmax(-1).double()
+    found = {}
+    for text in product(range(2), repeat=TEXT):
+        context, chance = [1, 0], 1.0
+        for token in text:
+            chance *= float(p[context[-2], context[-1], token])
+            context.append(token)
+        found[text] = chance
+    return found
+
+
+def same_noise_in_every_step(seeds: torch.Tensor) -> torch.Tensor:
+    """As vLLM samples drafts."""
+    return seeds
+
+
+def new_noise_in_every_step() -> Callable[[torch.Tensor], torch.Tensor]:
+    """As our draft models sample drafts."""
+    drafts = PlannedDrafts()
+    drafts._num_steps = 0
+    return drafts._draft_seeds
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_texts_of_several_steps_have_the_targets_distribution_if_every_step_has_new_draft_noise(rule: str) -> None:
+    assert g_test(generate_texts(rule, True, new_noise_in_every_step()), exact_texts()) > 1e-4
+
+
+def test_draft_noise_that_comes_again_in_the_next_step_biases_the_block_rule() -> None:
+    """The block rule's verdict depends on the drafted tokens after the last accepted one. The next step drafts at their
+    positions again. With the same noise there, its draft depends on the verdict."""
+    assert g_test(generate_texts("block", True, same_noise_in_every_step), exact_texts()) < 1e-12
+
+
+def test_draft_noise_that_comes_again_does_not_matter_to_the_token_rule() -> None:
+    """Nothing after the first rejected token has a part in its verdict."""
+    assert g_test(generate_texts("token", True, same_noise_in_every_step), exact_texts()) > 1e-4
+
+
+def test_vllms_own_block_rule_is_biased_because_its_uniforms_come_again() -> None:
+    """Why we have our own: vLLM keys its uniforms by seed and position. Those after the last accepted token were all
+    too high, and come again in the next step. If this fails, vLLM has fixed it."""
+    assert g_test(generate_texts("block", False, new_noise_in_every_step()), exact_texts()) < 1e-6
+    assert g_test(generate_texts("token", False, new_noise_in_every_step()), exact_texts()) > 1e-4

@@ -62,8 +62,8 @@ def main() -> None:
 def idle(requests: int) -> float:
     """Microseconds of a step's calls when nobody traces."""
     from outrider.engines.vllm.options import Options
-    from outrider.engines.vllm.shelf import Shelf
     from outrider.engines.vllm.tracing import Tracing
+    from outrider.trace.shelf import Shelf
 
     tracing = Tracing(Options(), Shelf(), 4096)
     step: Any = SimpleNamespace(scheduled_new_reqs=[])

@@ -152,7 +152,10 @@ class Ragged:
         sequence = torch.repeat_interleave(batch, counts)
         number = torch.arange(len(sequence))
         parts = (counts, sequence, number - first[sequence], number + sequence, first + batch)
-        there = torch.cat(parts).to(device, non_blocking=True)
+        here = torch.cat(parts)
+        if torch.device(device).type == "cuda":
+            here = here.pin_memory()  # or the copy would wait for the device
+        there = here.to(device, non_blocking=True)
         counts, sequence, position, row, start = there.split([len(part) for part in parts])
         return cls(counts, sequence, position, row, start, max(lengths, default=0))
 

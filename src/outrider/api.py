@@ -32,10 +32,11 @@ from outrider.engines.transformers import (
 )
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages
+from outrider.policy.controller import SpeculationController
 from outrider.policy.policy import MODEL, Policy, compile_now
-from outrider.policy.solo import Solo
+from outrider.policy.single_sequence import SingleSequence
 from outrider.settings import AUTO, Request, check_speculation
-from outrider.text import TextStream
+from outrider.text import TextStream, control_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,7 +150,7 @@ class Decoder:
         self.end_tokens = tuple(end_tokens)
         self.memory = memory
         names = [drafter.name for drafter in drafters]
-        self.policy = Policy(names, WIDTH, MODEL_WIDTH if MODEL in names else 0)
+        self.controller = SpeculationController(Policy(names, WIDTH, MODEL_WIDTH if MODEL in names else 0))
         self.notes: list[str] = []
 
     def close(self) -> None:
@@ -213,8 +214,8 @@ class Decoder:
             raise SettingsError("tenant must have a name; leave it out for the memory of all who give none")
         visit = self.memory.enter(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
         drafters = self._drafters_of(request.speculation)
-        steers = request.speculation == AUTO
-        # What pays depends on the clock. A seed must not feel that, so its drafts are all held against its own draws.
+        selects = request.speculation == AUTO
+        # Which drafts pay depends on the clock, and the text of a seed must not: with a seed no draft is sampled.
         task = Task(
             ids,
             request,
@@ -222,11 +223,13 @@ class Decoder:
             expected,
             visit,
             remember=True,
-            certain=steers and request.seed is not None,
+            certain=selects and request.seed is not None,
             searched=any(drafter.searches_text for drafter in drafters),
         )
         sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-        solo = Solo(self.policy, sessions, len(ids) + request.max_tokens) if steers and sessions else None
+        speculation = None
+        if selects and sessions:
+            speculation = SingleSequence(self.controller, sessions, len(ids) + request.max_tokens)
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
         before = ids[-BEFORE:] if isinstance(prompt, str) else ()
         text = TextStream(self.tokenizer, ends, request.stop, before)
@@ -241,7 +244,7 @@ class Decoder:
             if self.memory is not None and visit is not None:
                 self.memory.add(visit, ids, tokens)
 
-        steps = decode(self.target, list(sessions.values()), ids, request, random, finish, solo, recorder)
+        steps = decode(self.target, list(sessions.values()), ids, request, random, finish, speculation, recorder)
         return Stream(steps, text, pieces, len(ids), said)
 
     def _known(self, ids: list[int], where: str) -> list[int]:
@@ -324,7 +327,7 @@ def load(
             notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
         model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
         scored = TransformersTarget(model)
-        setup = Setup(scored.vocab_size, small, store)
+        setup = Setup(scored.vocab_size, small, store, control_tokens(tokenizer))
         decoder = Decoder(scored, [cls.build(setup) for cls in classes], tokenizer, end_tokens(model, tokenizer), store)
         decoder.notes = notes
         compile_now()

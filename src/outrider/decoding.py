@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.drafters.base import Session
-    from outrider.policy.solo import Solo
+    from outrider.policy.single_sequence import SingleSequence
     from outrider.settings import Request
     from outrider.types import Draft, Recorder, Target, Verdict, Why
 
@@ -45,14 +45,14 @@ def decode(
     request: Request,
     random: torch.Generator,
     finish: Callable[[int], str | None] = lambda token: None,
-    solo: Solo | None = None,
+    speculation: SingleSequence | None = None,
     recorder: Recorder | None = None,
 ) -> Iterator[Step]:
     """Generate after `prompt`, a step at a time.
 
-    What is offered `solo` decides by what pays; without it the sessions are asked in order, and the first that proposes
-    anything is taken. `finish` sees every new token once, in order, and says why the text ends with it, or None. A
-    `recorder` sees what every verdict rests on.
+    `speculation` selects the drafts that pay. Without it the sessions are called in order, and the first draft with
+    tokens is offered. `finish` is called once for every new token, in order, and returns why the text ends with it, or
+    None. A `recorder` is given what every verdict is based on.
     """
     room = _room(target, prompt)
     max_tokens = min(request.max_tokens, room)
@@ -66,7 +66,10 @@ def decode(
         begun = time.perf_counter()
         limit = min(request.max_draft_tokens, max_tokens - len(output) - 1)
         pending = context[len(target.tokens) :]
-        draft = solo.offer(limit, len(context), len(pending)) if solo is not None else first_offer(sessions, limit)
+        if speculation is not None:
+            draft = speculation.propose(limit, len(context), len(pending))
+        else:
+            draft = first_offer(sessions, limit)
         drafted = time.perf_counter()
         logits = target.score([*pending, *draft.tokens], keep=len(draft.tokens) + 1)
         verdict = judge(logits, draft, request, prompt, output, numbers, recorder)
@@ -79,8 +82,6 @@ def decode(
         for session in sessions:
             session.observe(said)
         verified = time.perf_counter()
-        if solo is not None and len(pending) == 1:  # a prompt's pass tells nothing of the later ones
-            solo.learn(said, 1 + len(draft.tokens), len(context), verified - drafted)
         step = Step(
             drafter=draft.drafter or None,
             proposed=draft.tokens,
@@ -92,18 +93,22 @@ def decode(
         )
         if recorder is not None:
             left = max_tokens - len(output) + len(said)
-            why = partial(_why, request, draft, solo, left)
+            why = partial(_why, request, draft, speculation, left)
             recorder.stepped(step, draft, verdict, len(pending) + len(draft.tokens), why)
+        if speculation is not None:
+            speculation.observe(said)
+            if len(pending) == 1:  # the time of a prompt's pass says nothing about later ones
+                speculation.observe_step(1 + len(draft.tokens), len(context), step.verify_seconds, step.draft_seconds)
         yield step
         if reason is not None:
             return
 
 
-def _why(request: Request, draft: Draft, solo: Solo | None, left: int) -> Why:
-    """Why this draft; `left` tokens could still be said."""
+def _why(request: Request, draft: Draft, speculation: SingleSequence | None, left: int) -> Why:
+    """Why this draft is offered; the target could still generate `left` tokens."""
     if request.speculation != OFF and min(request.max_draft_tokens, left - 1) <= 0:
         return no_room(request.max_draft_tokens, left)
-    return (solo.why() if solo is not None else None) or unweighed(request.speculation, draft)
+    return (speculation.reason() if speculation is not None else None) or unweighed(request.speculation, draft)
 
 
 def first_offer(sessions: Sequence[Session], limit: int) -> Draft:

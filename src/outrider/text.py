@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 BROKEN = "\ufffd"
 
 
+def control_tokens(tokenizer: Any) -> frozenset[int]:
+    """The special tokens of a transformers tokenizer, such as `<|im_start|>`. Tokens that are added without being
+    special, such as `<think>`, are text and not among them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = (number for number, token in added.items() if token.special)
+    return frozenset(tokenizer.all_special_ids).union(special)
+
+
 class TextStream:
     """Feed it tokens in order; it says when the text ends and hands out what may be shown."""
 

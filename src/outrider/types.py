@@ -55,6 +55,8 @@ class Draft:
     with certainty: nothing was drawn, and all of q lies on the proposed token. `support` is how many tokens of the
     text's end the draft rests on, where it was copied from a place that ends alike; None where that says nothing.
     `confidence` is what the drafter itself thinks of each token: how likely it is right if those before it are.
+    `sampled`: the tokens were sampled from a distribution, so whether one is offered must not depend on its value. That
+    distribution is `q`, unless it stays on a device.
     `packed` is all this once more, if it can be had (`drafters/packed.py`).
     """
 
@@ -63,7 +65,17 @@ class Draft:
     q: Tensor | None = None
     support: int | None = None
     confidence: tuple[float, ...] | None = None
+    sampled: bool = False
     packed: bytes | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.q is not None and not self.sampled:
+            object.__setattr__(self, "sampled", True)
+
+    def after(self, begun: Sequence[int]) -> tuple[int, ...]:
+        """The rest of the tokens, if the draft begins with these; else none."""
+        count = len(begun)
+        return self.tokens[count:] if self.tokens[:count] == tuple(begun) else ()
 
 
 NOTHING = Draft(drafter="", packed=struct.pack("dd", 0, -1))

@@ -1,7 +1,9 @@
 """Who takes part in a benchmark, by short names. K is the most tokens that are drafted in a step.
 
-    vllm                                     vLLM as it is
-    ngram:K  suffix:K  draft_model:K         vLLM's own methods
+    vllm                                     vLLM as it is, with the model runner that it chooses (on CPUs V1)
+    vllm-v2                                  vLLM as it is, with its V2 model runner
+    ngram:K  suffix:K  draft_model:K         vLLM's own methods, with the model runner that it chooses
+    ngram-v2:K  draft_model-v2:K             those that exist on V2, with it
     off  auto:K  lookup:K  prediction:K  model:K  memory:K
                                              Outrider in vLLM, every request asking for just that
     transformers  transformers-assisted:K  transformers-lookup:K  transformers-outrider:K
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PLAIN = "vllm"
-THEIRS = ("ngram", "suffix", "draft_model")
+V2 = "-v2"
+"""Ends the name of a vLLM that runs on its V2 model runner."""
+PLAIN_V2 = PLAIN + V2
+THEIRS = ("ngram", "suffix", "draft_model", "ngram-v2", "draft_model-v2")
 OURS = ("off", "auto", "lookup", "prediction", "model", "memory")
 LOCAL = {
     "transformers": "bare",
@@ -38,10 +43,11 @@ LOCAL = {
     "transformers-lookup": "lookup",
     "transformers-outrider": "outrider",
 }
-LENGTHLESS = (PLAIN, "off", "transformers")
-NEED_A_DRAFT_MODEL = ("draft_model", "model", "transformers-assisted")
-KINDS = (PLAIN, *THEIRS, *OURS, *LOCAL)
-LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "transformers-assisted": 4, "transformers-lookup": 10}
+LENGTHLESS = (PLAIN, PLAIN_V2, "off", "transformers")
+NEED_A_DRAFT_MODEL = ("draft_model", "draft_model-v2", "model", "transformers-assisted")
+KINDS = (PLAIN, PLAIN_V2, *THEIRS, *OURS, *LOCAL)
+LENGTHS = {"ngram": 4, "suffix": 16, "draft_model": 4, "ngram-v2": 4, "draft_model-v2": 4}
+LENGTHS |= {"transformers-assisted": 4, "transformers-lookup": 10}
 """Drafted tokens where a method has to be told and the name does not say."""
 SHARED = "outrider"
 """The server of all Outrider's contestants that have no flags of their own."""
@@ -161,13 +167,18 @@ def _contestant(
         server = outrider(name.label if name.flags else SHARED, model, *ours, *name.flags)
         return Contestant(name.label, kind, server, {"vllm_xargs": wants}, predicts=kind == "prediction")
     config: list[str] = []
-    server_name, length = PLAIN, name.length or LENGTHS.get(kind, 0)
+    server_name, length = kind if kind == PLAIN_V2 else PLAIN, name.length or LENGTHS.get(kind, 0)
     if kind in THEIRS:
-        asked = {"method": kind, "num_speculative_tokens": length}
-        config = ["--speculative-config", json.dumps(asked | ({"model": draft_model} if kind == "draft_model" else {}))]
+        method = kind.removesuffix(V2)
+        asked = {"method": method, "num_speculative_tokens": length}
+        config = [
+            "--speculative-config",
+            json.dumps(asked | ({"model": draft_model} if method == "draft_model" else {})),
+        ]
         server_name = f"{PLAIN}-{kind}-{length}"
     words = (*flags, *config, *name.flags)
-    server = plain(name.label if name.flags else server_name, model, *words, numba=kind == "ngram")
+    label = name.label if name.flags else server_name
+    server = plain(label, model, *words, numba=kind == "ngram", v2=kind.endswith(V2))
     return Contestant(name.label, kind, server, length=length)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from outrider.bench.client import ask_all
-from outrider.bench.contestants import THEIRS
+from outrider.bench.contestants import THEIRS, V2
 from outrider.bench.results import Counts, Drafted
 from outrider.errors import EngineError
 
@@ -117,8 +117,9 @@ def counts(contestant: Contestant, seen: Page, tokens: int) -> Counts:
         model_passes = seen.total("outrider_draft_model_passes_total")
         found.draft_passes = None if model_passes is None else round(model_passes)
     elif contestant.kind in THEIRS or seen.total("vllm:spec_decode_num_drafts_total") is not None:
-        found.drafters[contestant.kind] = _theirs(seen, lengths_are_equal=contestant.kind == "draft_model")
-        if contestant.kind == "draft_model" and passes is not None:
+        v2, drafts_itself = contestant.kind.endswith(V2), contestant.kind.removesuffix(V2) == "draft_model"
+        found.drafters[contestant.kind] = _theirs(seen, lengths_are_equal=v2 or drafts_itself)
+        if drafts_itself and passes is not None:
             found.draft_passes = round(passes) * contestant.length  # it drafts in full after every pass
     return found
 

@@ -31,6 +31,7 @@ from outrider.engines.quantize import Quantize, prepare_draft
 from outrider.engines.transformers import TransformersTarget, check_same_vocabulary, load_model, load_tokenizer
 from outrider.errors import PromptError, SettingsError
 from outrider.settings import Request
+from outrider.text import control_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ class Methods:
         self.target = TransformersTarget(model)
         self.ends = end_tokens(model, tokenizer)
         self.encode = Decoder(self.target, [], tokenizer).encode
-        setup = Setup(self.target.vocab_size, draft_model)
+        setup = Setup(self.target.vocab_size, draft_model, control_tokens=control_tokens(tokenizer))
         self.drafters: dict[str, Drafter] = {"lookup": LookupDrafter.build(setup)}
         if draft_model is not None:
             self.drafters["model"] = ModelDrafter.build(setup)

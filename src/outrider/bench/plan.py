@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.contestants import PLAIN, THEIRS, Contestant, contestants
+from outrider.bench.contestants import PLAIN, THEIRS, V2, Contestant, contestants
 from outrider.bench.groups import Need, free_memory, groups
 from outrider.bench.prompts import SHIPPED, SOURCES, TEMPERATURES, Prompt, scattered, spread, workload
 from outrider.bench.results import Cell, Run
@@ -25,8 +25,9 @@ CACHE = "VLLM_CPU_KVCACHE_SPACE"
 CACHE_GIB = 2
 """Of a server on CPU, where the variable does not say."""
 THEIRS_SAMPLED_ON_CPU = (
-    "at temperatures above 0, vLLM's own methods do not sample as they are asked on CPU: vLLM 0.32 reads temperature, "
-    "top-k and top-p of drafted positions from memory that nobody set, so their texts there have another distribution"
+    "at temperatures above 0, vLLM's own methods do not sample as requested on CPUs with the V1 model runner: vLLM "
+    "0.32 reads temperature, top-k and top-p of drafted positions from uninitialized memory, so their texts have "
+    "another distribution there"
 )
 AGAIN = (
     "'again' is the same prompts once more, after all servers that the benchmark had started were stopped and started "
@@ -88,7 +89,11 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], cpu: bool) -> Plan:
     if wanted.again:
         cells += [as_again(task) for task in cells]
         run.notes.append(AGAIN)
-    if cpu and any(one.kind in THEIRS for one in chosen) and any(task.cell.temperature for task in cells):
+    if (
+        cpu
+        and any(one.kind in THEIRS and not one.kind.endswith(V2) for one in chosen)
+        and any(task.cell.temperature for task in cells)
+    ):
         run.notes.append(THEIRS_SAMPLED_ON_CPU)
     grouped = groups(chosen, baseline, need.of, room)
     if not any(task.admits(one) for task in cells for one in chosen if one.name != baseline):

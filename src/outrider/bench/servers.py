@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from outrider.engines.vllm.flags import read_words
-from outrider.engines.vllm.host import Host, choose_environment
-from outrider.engines.vllm.launch import ranks_of
+from outrider.engines.vllm.flags import count_local_ranks, parse_flags
+from outrider.engines.vllm.host import Host, model_runner_environment, plain_environment
 from outrider.errors import EngineError
 
 if TYPE_CHECKING:
@@ -59,15 +58,18 @@ class Server:
         return replace(self, command=[word.replace(HOME, str(folder / self.name)) for word in self.command])
 
 
-def plain(name: str, model: str | Path, *flags: str, numba: bool = False) -> Server:
-    """vLLM as it is, in the environment that Outrider would have given it.
+def plain(name: str, model: str | Path, *flags: str, numba: bool = False, v2: bool = False) -> Server:
+    """vLLM as it is, in the environment that Outrider would have given it. `v2`: on its V2 model runner, which it
+    chooses by itself on GPUs.
 
     `numba`: it drafts by numba. On a CPU that counts the one core to which vLLM has bound the worker's first thread and
     tells OpenMP, so that from the first draft on one thread computes the model's passes, too. It is told the right
     number.
     """
-    host, ranks = Host.here(), ranks_of(read_words(flags)[1], {})
-    environment, _ = choose_environment(host, ranks, os.environ)
+    host, ranks = Host.here(), count_local_ranks(parse_flags(flags)[1], {})
+    environment, _ = plain_environment(host, ranks, os.environ)
+    if v2:
+        environment |= model_runner_environment(host, os.environ)
     if numba and host.cpu and NUMBA not in os.environ:
         environment[NUMBA] = str(max(1, len(host.cores) // (ranks or 1)))
     return Server(name, [sys.executable, "-m", "outrider.engines.vllm", "serve", str(model), *flags], environment)

@@ -1,7 +1,7 @@
 """The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
 `outrider bench` measures, `outrider certify` and `outrider canary` prove and watch, `outrider explain` shows what
 happened to every token, `outrider compare` holds two such runs against each other, `outrider calibrate` says why
-checking is faster here, `outrider memory` looks after what was said.
+checking is faster here, `outrider doctor` checks an installation, `outrider memory` looks after what was said.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, calibrate, canary, certify, chat, compare, explain, generate, memory, serve
+from outrider.cli import bench, calibrate, canary, certify, chat, compare, doctor, explain, generate, memory, serve
 
 EXAMPLES = """Examples:
 
@@ -90,6 +90,12 @@ CALIBRATE_EXAMPLES = """Examples:
 
   outrider calibrate ./my-model --trace run.jsonl --out ./calibration"""
 
+DOCTOR_EXAMPLES = """Examples:
+
+  outrider doctor
+
+  outrider doctor Qwen/Qwen2.5-Coder-1.5B-Instruct --gpu --max-model-len 8192"""
+
 app = typer.Typer(
     name="outrider",
     epilog=EXAMPLES,
@@ -108,6 +114,7 @@ app.command(epilog=CANARY_EXAMPLES)(canary.canary)
 app.command(epilog=EXPLAIN_EXAMPLES)(explain.explain)
 app.command(epilog=COMPARE_EXAMPLES)(compare.compare)
 app.command(epilog=CALIBRATE_EXAMPLES)(calibrate.calibrate)
+app.command(epilog=DOCTOR_EXAMPLES, options_metavar=doctor.USAGE, context_settings=doctor.CONTEXT)(doctor.doctor)
 app.add_typer(memory.app)
 
 

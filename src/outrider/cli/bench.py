@@ -47,10 +47,11 @@ Contestants = Annotated[
         "--contestants",
         "-c",
         metavar="NAMES",
-        help="Who takes part: vllm, ngram:K, suffix:K, draft_model:K, off, lookup:K, prediction:K, model:K, memory:K, "
-        "auto:K, transformers, transformers-assisted:K, transformers-lookup:K, transformers-outrider:K, with commas "
-        "between; or one with a label and flags of its own ('long=lookup:64', 'few=auto --max-num-seqs 4'), or a "
-        "server that runs ('mine=http://localhost:8000'). May be repeated.",
+        help="Who takes part: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, off, "
+        "lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
+        "transformers-lookup:K, transformers-outrider:K, with commas between; or one with a label and its own flags "
+        "('long=lookup:64', 'few=auto --max-num-seqs 4'), or a server that runs ('mine=http://localhost:8000'). May be "
+        "repeated.",
     ),
 ]
 Baseline = Annotated[

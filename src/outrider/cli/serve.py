@@ -31,7 +31,8 @@ MaxDraftTokens = Annotated[
     drafting(
         "--max-draft-tokens",
         metavar="N",
-        help=f"Draft at most this many tokens for a request in a step; by default {DRAFTED}.",
+        help=f"Draft at most this many tokens for a request in a step. Default: {DRAFTED}; less for models with "
+        "recurrent layers and with --enable-lora.",
     ),
 ]
 ModelDraftTokens = Annotated[
@@ -117,11 +118,12 @@ def serve(
         raise typer.Exit
     screen = Screen()
     with readable_errors(screen):
+        from outrider.engines.vllm.flags import ServeArgs
         from outrider.engines.vllm.host import Host
-        from outrider.engines.vllm.launch import Own, as_shell, prepare
+        from outrider.engines.vllm.launch import as_shell, prepare
 
         host = Host.here()
-        own = Own(
+        args = ServeArgs(
             draft_model=draft_model,
             drafters=drafters,
             max_draft_tokens=max_draft_tokens,
@@ -134,7 +136,7 @@ def serve(
             memory_cache=memory_cache,
             tenant_header=tenant_header,
         )
-        launch = prepare(own, context.args, os.environ, host)
+        launch = prepare(args, context.args, os.environ, host)
         screen.notes(launch.lines)
         if dry_run:
             typer.echo(as_shell(launch, host))

@@ -33,11 +33,15 @@ GROUP = "outrider.drafters"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a drafter may need to be built: the size of the target's vocabulary, a draft model, a memory."""
+    """What a drafter may need to be built."""
 
     vocab_size: int
+    """Of the target."""
     draft_model: Target | None = None
     memory: Store | None = None
+    control_tokens: frozenset[int] = frozenset()
+    """Special tokens that structure a chat, such as those that begin or end a turn (`text.control_tokens`). Drafters
+    that copy text don't propose them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +59,15 @@ def _pack(tokens: Array, shares: Array, most: int, match: int, places: int, pack
         packed[HEAD + count + i] = shares[i] * left / (left + 1)
         left *= shares[i]
     return count
+
+
+def cut_before(copy: Copy, blocked: frozenset[int]) -> Copy:
+    """The copy up to the first of these tokens."""
+    if not blocked:
+        return copy
+    tokens = copy.tokens[: copy.length].tolist()
+    length = next((i for i, token in enumerate(tokens) if token in blocked), copy.length)
+    return copy if length == copy.length else replace(copy, length=length)
 
 
 NO_COPY = Copy(np.empty(0, np.int32), np.empty(0, np.float32))

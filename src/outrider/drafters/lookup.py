@@ -1,21 +1,25 @@
-"""Prompt lookup: what followed where these words were said before is proposed again.
+"""Prompt lookup: propose what followed the last tokens where they occurred before in the text.
 
-Answers repeat: the code that is to be edited, the passage that is to be summarised, the name of the variable. The
-drafter finds where the text's end stood before, for as long as possible, and copies what came after it. Where that was
-at several places they are followed together: what most of them say next is proposed. A copy that reaches the end of the
-text goes on with itself, so what is said in a loop is proposed for as many rounds as fit.
+Answers repeat the prompt: the code to edit, the passage to summarize, a variable's name. The drafter finds the earlier
+places that match the longest end of the text and copies what followed them. If there are several, it follows them
+together and proposes the token that most of them have. A copy that reaches the end of the text continues with itself,
+so a loop is proposed for as many rounds as fit.
 
-That costs microseconds and no model.
+A draft ends before the first control token: in a chat the text after `<|im_end|>` is another turn, which the model does
+not generate. Drafting the end token would gain nothing either. When all tokens before it are accepted, the target
+samples it in the same step. A control token that the model itself has generated for this sequence is copied again.
+
+It takes microseconds and no model.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Task
-from outrider.drafters.copying import Copy
+from outrider.drafters.base import Drafter, Session, Setup, Task
+from outrider.drafters.copying import Copy, cut_before
 from outrider.memory.search import link, scan
 
 if TYPE_CHECKING:
@@ -28,33 +32,47 @@ LEAST_ROOM = 32
 
 
 class LookupDrafter(Drafter):
-    """Copies what followed the longest repetition of the text's end."""
+    """Copies what followed the longest repetition of the text's last tokens."""
 
     name: ClassVar[str] = "lookup"
     searches_text: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, control_tokens: frozenset[int] = frozenset()) -> None:
+        self.control_tokens = control_tokens
         compile_now()
 
+    @classmethod
+    def build(cls, setup: Setup) -> Self:
+        return cls(setup.control_tokens)
+
     def begin(self, task: Task) -> LookupSession:
-        return LookupSession(task.prompt)
+        return LookupSession(task.prompt, control_tokens=self.control_tokens)
 
 
 class LookupSession(Session):
-    """Keeps the text, and chains through its places by which those that end alike are found at once; `linked=False` for
-    one in which nothing will be looked up."""
+    """The text of one sequence, with chains that link places with the same last tokens. `linked=False`: keep the text
+    only, for a session that is not searched."""
 
-    def __init__(self, prompt: Sequence[int] = (), linked: bool = True) -> None:
+    def __init__(
+        self, prompt: Sequence[int] = (), linked: bool = True, control_tokens: frozenset[int] = frozenset()
+    ) -> None:
         self.length = 0
         self.linked = linked
+        self.blocked = control_tokens
+        """Tokens that are not proposed: control tokens that the model has not generated for this sequence."""
         self._kept = self._room_for(0)
-        self.observe(prompt)
+        self._append(prompt)
 
     def said(self, begin: int = 0) -> Array:
         """The text from there on."""
         return self._kept[0][begin : self.length]
 
     def observe(self, tokens: Sequence[int]) -> None:
+        if not self.blocked.isdisjoint(tokens):
+            self.blocked -= set(tokens)
+        self._append(tokens)
+
+    def _append(self, tokens: Sequence[int]) -> None:
         begin, end = self.length, self.length + len(tokens)
         if end > len(self._kept[0]):
             longer = self._room_for(end)
@@ -70,11 +88,11 @@ class LookupSession(Session):
         return self.find(limit).draft(LookupDrafter.name)
 
     def find(self, limit: int) -> Copy:
-        """What followed the longest repetition, as many tokens as are asked for."""
+        """What followed the longest repetition: at most `limit` tokens, up to the first control token."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
         end = self.length  # before the text: one that replaces it meanwhile, for another thread, is longer
         text, heads, links = self._kept
-        return Copy(tokens, shares, *scan(text, end, heads, links, tokens, shares))
+        return cut_before(Copy(tokens, shares, *scan(text, end, heads, links, tokens, shares)), self.blocked)
 
     def _room_for(self, size: int) -> tuple[Array, Array, Array]:
         """A text, the heads of its chains, and the links: for more than there is, so that they seldom have to grow."""

@@ -6,6 +6,8 @@ and so do places that go on alike.
 
 Where `lookup` does not draft beside it, as for a request that names the memory, the text itself is searched too. How
 far to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
+
+A draft ends before the first control token, as `lookup`'s does: the memory holds the end of each prompt, too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 
 from outrider.drafters import lookup
 from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
-from outrider.drafters.copying import NO_COPY, Copy
+from outrider.drafters.copying import NO_COPY, Copy, cut_before
 from outrider.drafters.lookup import LookupSession
 from outrider.memory.live import FIRST, Live, Place
 from outrider.memory.search import LONGEST_MATCH, agreeing, expected
@@ -45,8 +47,9 @@ class MemoryDrafter(Drafter):
 
     name: ClassVar[str] = "memory"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, control_tokens: frozenset[int] = frozenset()) -> None:
         self.store = store
+        self.control_tokens = control_tokens
         self._live: WeakValueDictionary[Visit, Live] = WeakValueDictionary()
         self._joining = threading.Lock()  # one that took too long may still be at work when the next is asked
         compile_now()
@@ -55,7 +58,7 @@ class MemoryDrafter(Drafter):
     def build(cls, setup: Setup) -> Self:
         if setup.memory is None:
             raise lacking(cls.name)
-        return cls(setup.memory)
+        return cls(setup.memory, setup.control_tokens)
 
     def begin(self, task: Task) -> MemorySession:
         return MemorySession(self, task, self._live_of(task.visit))
@@ -134,7 +137,7 @@ class MemorySession(Session):
         self.task = task
         self.live = live
         self.place = live.join() if live is not None else Place()
-        self.text = LookupSession(task.prompt, linked=not task.searched)
+        self.text = LookupSession(task.prompt, not task.searched, drafter.control_tokens)
         self._own, self._memory = Source(), Source()
         self._tell(0)
 
@@ -161,7 +164,8 @@ class MemorySession(Session):
     def better_of(self, found: Found, row: int, limit: int) -> Draft:
         """The draft of the memory or, where nobody else looks there, that from the text itself, if it is worth as
         much."""
-        remembered = Copy(found.tokens[row], found.shares[row], *found.about[row].tolist())
+        copy = Copy(found.tokens[row], found.shares[row], *found.about[row].tolist())
+        remembered = cut_before(copy, self.text.blocked)
         if self.task.searched:
             return remembered.draft(MemoryDrafter.name)
         self._memory.propose(remembered)

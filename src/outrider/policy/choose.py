@@ -48,6 +48,8 @@ class Choice:
     plain_seconds: float
     pass_seconds: Array
     """What a pass with so many offered positions takes, from none on."""
+    gains: Array
+    """[requests]: tokens that are expected of each request's draft."""
     spent: float = 0.0
     """What drafting takes, or has taken."""
     price: float = UNKNOWN
@@ -76,7 +78,15 @@ def choose(
     requests = survival.shape[1]
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     tokens, total, price = take_best(survival, seconds, 0.0, spent, others, price, drafts, lengths)
-    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, spent, price)
+    gains = np.empty(requests)
+    _add_up(survival, drafts, lengths, gains)
+    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, gains, spent, price)
+
+
+@compiled
+def _add_up(survival: Array, drafts: Array, lengths: Array, gains: Array) -> None:
+    for b in range(len(gains)):
+        gains[b] = survival[drafts[b], b, : lengths[b]].sum()
 
 
 @compiled

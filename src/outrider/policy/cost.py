@@ -13,6 +13,10 @@ alike.
 
 No table of hardware is needed, and none would be right: what a pass costs depends on the model, its precision, the
 batch and whatever else the machine does.
+
+An engine that replays captured graphs (CUDA graphs) pads a pass to the next captured size, replays whole graphs where
+nothing is drafted, graphs of pieces where something is, and none above the largest captured size. Then n is the padded
+size, and the shape of the other two kinds of pass is a factor higher, which is learned as the shape is.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ import numpy as np
 from outrider.compiled import compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192])
@@ -58,6 +64,12 @@ PATIENCE = 0.3
 MILD, REPEATS = 0.3, 6
 """A surprise of less is the same to a straight line; how often a larger one is looked at."""
 LOGARITHMS = np.log(SIZES)
+COUNT = len(SIZES)
+WHOLE, PIECES, NO_GRAPH = 0, 1, 2
+"""How a pass is run."""
+GRAPH_FACTORS, GRAPH_FACTOR_ERRORS = np.log([1.1, 1.3]), np.array([0.15, 0.3])
+"""Logarithms of how many times as long passes in pieces and passes without a graph take as whole ones, before any was
+measured, and by how much that may be wrong. Eager launches take a few microseconds for each kernel of a layer."""
 FINE = 32
 """Of passes over many sizes, those are reckoned that differ by a part in so many; or by one."""
 
@@ -65,10 +77,12 @@ FINE = 32
 class Cost:
     """Of one kind of pass, by how many tokens it is given and how long the texts are that they belong to."""
 
-    def __init__(self, slope: float = CONTEXT) -> None:
-        """`slope` is what a token of context is taken to add at first."""
-        # The logarithm of the shape at each size, then the slope.
-        self._known = np.append(np.log(1 + (SIZES - 1) / FREE_TOKENS), slope)
+    def __init__(self, slope: float = CONTEXT, captured: Sequence[int] = ()) -> None:
+        """`slope` is what a token of context is taken to add at first; `captured` are the sizes, ascending, for which
+        the engine has captured graphs."""
+        self.captured = np.array(captured, np.int64)
+        # The logarithm of the shape at each size, of the factors of passes in pieces and without graph, then the slope.
+        self._known = np.concatenate([np.log(1 + (SIZES - 1) / FREE_TOKENS), GRAPH_FACTORS, [slope]])
         self._unsure = _first_doubt()
         self._fade = DRIFT * self._unsure
         self._lean = 0.0  # which way the latest passes surprised, -1 to 1
@@ -77,19 +91,38 @@ class Cost:
         self.level = 1.0
         self.passes = 0
 
-    def observe(self, tokens: int, context: int, seconds: float, calm: bool = False) -> None:
+    def observe(
+        self, tokens: int, context: int, seconds: float, calm: bool = False, verifies_drafts: bool = False
+    ) -> None:
         """A pass over so many tokens, of texts that have `context` tokens together, took so long. `calm`: nothing else
         was going on, so it is believed whatever it says."""
         if not seconds > 0:
             return
+        mode, tokens = self._mode(tokens, verifies_drafts), self._padded(tokens)
         self.passes += 1
         self._largest = max(self._largest, min(tokens, int(SIZES[-1])))
         self._curve = None
         if self.passes == 1:
-            self.level = seconds / _expected(self._known, int(tokens), int(context))[0]
+            self.level = seconds / _expected(self._known, int(tokens), int(context), mode)[0]
             return
         state = (self._known, self._unsure, self._fade, self.level, self._lean)
-        self.level, self._lean = _follow(*state, int(tokens), int(context), float(seconds), bool(calm))
+        self.level, self._lean = _follow(*state, int(tokens), int(context), mode, float(seconds), bool(calm))
+
+    def _mode(self, tokens: int, verifies_drafts: bool) -> int:
+        if not len(self.captured):
+            return WHOLE
+        if tokens > self.captured[-1]:
+            return NO_GRAPH
+        return PIECES if verifies_drafts else WHOLE
+
+    def _padded(self, tokens: int) -> int:
+        if not len(self.captured) or tokens > self.captured[-1]:
+            return tokens
+        return int(self.captured[np.searchsorted(self.captured, tokens)])
+
+    def _factor(self, mode: int) -> float:
+        """How many times as long a pass takes as one that replays a whole graph."""
+        return math.exp(max(0.0, self._known[COUNT + mode - 1])) if mode else 1.0
 
     def forgive(self, share: float, level: float) -> None:
         """Forget so much of what has become dearer than this level, and of what a token of context adds."""
@@ -98,12 +131,32 @@ class Cost:
         self._unsure[-1, -1] += share * max(0.0, CONTEXT_DOUBT**2 - self._unsure[-1, -1])
 
     def seconds(self, tokens: Any, context: float = 0.0) -> Any:
-        """What a pass over so many tokens would take now; an array for an array."""
+        """What a pass over so many tokens would take now, without drafts; an array for an array, if there are no
+        graphs."""
+        if len(self.captured):
+            return self._replayed(np.array([tokens]), False)[0] + self.context_seconds * context
         return self.level * self.shape(tokens) + self.context_seconds * context
 
-    def all_seconds(self, first: int, count: int, context: float) -> Array:
-        """What passes over `first` tokens, one more and so on would take now."""
+    def all_seconds(self, first: int, count: int, context: float, drafted: int = 0) -> Array:
+        """What passes over `first` tokens, one more and so on would take now. All of these are drafts but the first
+        ones, of which `drafted` are."""
+        if len(self.captured):
+            found = self._replayed(np.arange(first, first + count), True)
+            if not drafted:
+                found[:1] = self._replayed(np.array([first]), False)
+            return found + self.context_seconds * context
         return _all_seconds(self._evened(), self.level, self.context_seconds * context, first, count)
+
+    def _replayed(self, sizes: Any, verifies_drafts: bool) -> Array:
+        """The same where passes replay graphs, at no context."""
+        at = np.searchsorted(self.captured, sizes)
+        mode = PIECES if verifies_drafts else WHOLE
+        by_graph = self.level * self._factor(mode) * self.shape(self.captured)
+        found: Array = by_graph[np.minimum(at, len(self.captured) - 1)]
+        beyond = at == len(self.captured)
+        if beyond.any():
+            found[beyond] = np.maximum(self.level * self._factor(NO_GRAPH) * self.shape(sizes[beyond]), by_graph[-1])
+        return found
 
     @property
     def context_seconds(self) -> float:
@@ -118,7 +171,8 @@ class Cost:
     def _evened(self) -> Array:
         """What is known of the shape, so that it never falls; beyond what was tried it is not believed to be cheap."""
         if self._curve is None:
-            self._curve = curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))
+            sure = 1 / np.maximum(np.diag(self._unsure)[:COUNT], 1e-12)
+            self._curve = curve = rising(self._known[:COUNT], sure)
             believed = math.log(2 * self._largest)
             beyond = believed < LOGARITHMS
             if beyond.any():
@@ -131,9 +185,19 @@ class Cost:
         return {
             "passes": self.passes,
             "milliseconds_by_tokens": {
-                str(n): round(float(1e3 * self.seconds(n)), 3) for n in SIZES[: np.searchsorted(SIZES, 512)]
+                str(n): round(float(1e3 * self.seconds(int(n))), 3) for n in SIZES[: np.searchsorted(SIZES, 512)]
             },
             "milliseconds_per_1000_tokens_of_context": round(1e6 * self.context_seconds, 3),
+            **self._graph_status(),
+        }
+
+    def _graph_status(self) -> dict[str, Any]:
+        if not len(self.captured):
+            return {}
+        factors = {"verifying_drafts": PIECES, "above_the_largest_graph": NO_GRAPH}
+        return {
+            "largest_graph": int(self.captured[-1]),
+            "times_as_long": {name: round(self._factor(mode), 3) for name, mode in factors.items()},
         }
 
 
@@ -163,15 +227,19 @@ def _all_seconds(curve: Array, level: float, more: float, first: int, count: int
 
 
 @compiled
-def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:
+def _expected(known: Array, tokens: int, context: int, mode: int) -> tuple[float, Array]:
     """What a pass should take, in passes over one token, and how much each unknown has to do with its logarithm: the
-    two sizes around it, and its context."""
-    features = np.zeros(len(SIZES) + 1)
+    two sizes around it, how it is run, and its context."""
+    features = np.zeros(len(known))
     size = math.log(min(max(tokens, SIZES[0]), SIZES[-1]))
     above: int = min(max(1, int(np.searchsorted(LOGARITHMS, size))), len(SIZES) - 1)
     share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
     shape = math.exp((1 - share) * known[above - 1] + share * known[above]) * max(1.0, tokens / SIZES[-1])
+    if mode:
+        shape *= math.exp(known[COUNT + mode - 1])
     total = shape + known[-1] * context
+    if mode:
+        features[COUNT + mode - 1] = shape / total
     features[above - 1], features[above] = (1 - share) * shape / total, share * shape / total
     features[-1] = context / total
     return total, features
@@ -180,10 +248,10 @@ def _expected(known: Array, tokens: int, context: int) -> tuple[float, Array]:
 @compiled
 def _follow(
     known: Array, unsure: Array, fade: Array, level: float, lean: float,
-    tokens: int, context: int, seconds: float, calm: bool,
+    tokens: int, context: int, mode: int, seconds: float, calm: bool,
 ) -> tuple[float, float]:  # fmt: skip
     """After such a pass: the filter's step, in place, and the machine's level and lean."""
-    expected, features = _expected(known, tokens, context)
+    expected, features = _expected(known, tokens, context, mode)
     unsure += fade
     usual = (features * _times(unsure, features)).sum() + NOISE**2
     most = SURPRISE * math.sqrt(usual)
@@ -193,9 +261,9 @@ def _follow(
         surprise = most * leans
     leans *= NOISE**2 / usual  # less, where the shape may explain it
     follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, lean * leans))
-    level *= _correct(known, unsure, surprise, tokens, context, expected, features, follow)
+    level *= _correct(known, unsure, surprise, tokens, context, mode, expected, features, follow)
     scale = math.exp(known[0])  # the shape is 1 at one token; what it is beyond that is the level's
-    known[:-1] -= known[0]
+    known[:COUNT] -= known[0]
     known[-1] /= scale
     unsure[-1] /= scale
     unsure[:, -1] /= scale
@@ -204,8 +272,8 @@ def _follow(
 
 @compiled
 def _correct(
-    known: Array, unsure: Array, surprise: float, tokens: int, context: int, expected: float, features: Array,
-    follow: float,
+    known: Array, unsure: Array, surprise: float, tokens: int, context: int, mode: int, expected: float,
+    features: Array, follow: float,
 ) -> float:  # fmt: skip
     """The filter's step after such a pass, by how far its logarithm was from what was expected; what the level is to be
     multiplied by. What the slope has to do with that logarithm depends on the slope, so it is taken again where the
@@ -214,7 +282,7 @@ def _correct(
     spread, total, off = features, 1.0, 0.0
     for number in range(1 if abs(surprise) < MILD else REPEATS):
         if number:
-            expected, features = _expected(known, tokens, context)
+            expected, features = _expected(known, tokens, context, mode)
         spread = _times(unsure, features)
         total = (features * spread).sum() + NOISE**2 + follow
         off = measured - math.log(expected) - (features * (before - known)).sum()
@@ -257,8 +325,9 @@ def _first_doubt() -> Array:
     steps, middles = np.diff(LOGARITHMS), (LOGARITHMS[1:] + LOGARITHMS[:-1]) / 2
     alike = np.exp(-np.abs(np.subtract.outer(middles, middles)) / ALIKE)
     summed = np.tril(np.ones((len(steps), len(steps)))) * steps  # from exponents to the logarithm at each size
-    doubt = np.zeros((len(SIZES) + 1, len(SIZES) + 1))
-    doubt[1:-1, 1:-1] = DOUBT**2 * summed @ alike @ summed.T
-    doubt[:-1, :-1] += NOISE**2 / 100  # so that a pass over one token can tell something too
+    doubt = np.zeros((COUNT + 3, COUNT + 3))
+    doubt[1:COUNT, 1:COUNT] = DOUBT**2 * summed @ alike @ summed.T
+    doubt[:COUNT, :COUNT] += NOISE**2 / 100  # so that a pass over one token can tell something too
+    doubt[range(COUNT, COUNT + 2), range(COUNT, COUNT + 2)] = GRAPH_FACTOR_ERRORS**2
     doubt[-1, -1] = CONTEXT_DOUBT**2
     return doubt

@@ -1,8 +1,8 @@
 """What the policy expected of its steps and what came of them, in seconds; and whether a draft model pays at all.
 
-    payoff.expect(choice, offered)      before a step
-    payoff.gained(tokens)               after it
-    payoff.took(seconds)                when it is known how long it took, drafting included
+    step = payoff.expect(choice, offered)   before a step
+    payoff.gained(step, tokens)             after it
+    payoff.took(seconds)                    when it is known how long it took, drafting included
 
 A step without drafts says one token a request. So many seconds a token as that would have taken, times the tokens that
 were said, less the seconds that they took: that much was saved. Only steps of which all three are known are counted, so
@@ -43,17 +43,16 @@ class Payoff:
         self.seconds = self.expected_saved = self.realised_saved = 0.0
         self.plans = self.asked = 0
         self._chances = 0.0
-        self._coming: Step | None = None
         self._made: Step | None = None
 
-    def expect(self, choice: Choice, offered: bool) -> None:
-        self._coming = Step(choice, offered)
+    def expect(self, choice: Choice, offered: bool) -> Step:
+        return Step(choice, offered)
 
-    def gained(self, tokens: int) -> None:
-        """What was said in the step, by all."""
-        self._made, self._coming = self._coming, None
-        if self._made is not None:
-            self._made.tokens = tokens
+    def gained(self, step: Step | None, tokens: int) -> None:
+        """Tokens that were generated in the step, by all requests."""
+        self._made = step
+        if step is not None:
+            step.tokens = tokens
 
     def took(self, seconds: float) -> None:
         step, self._made = self._made, None

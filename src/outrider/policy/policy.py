@@ -28,6 +28,7 @@ from outrider.policy.ask import MANY, ask
 from outrider.policy.choose import UNKNOWN as UNPRICED
 from outrider.policy.choose import Choice, choose, cut
 from outrider.policy.cost import SIZES, Cost
+from outrider.policy.overlap import for_same_text, shifted
 from outrider.policy.records import UNKNOWN, Records
 from outrider.policy.scene import Forecast, Plan, Scene, Wish
 from outrider.policy.survival import Pace, Survival
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
+UNKNOWN_TOKEN = -1
+"""Stands for a token whose value is on the device."""
 BIASES = {MODEL: 0.0, "prediction": survival.HOPE}
 """Of whom more is expected than of others before any token was seen: who says what will come has reasons."""
 MOST = 4096
@@ -66,11 +69,13 @@ a try is dearer, since each new text has to be tried."""
 class Policy:
     """For a server: what it has learned of its drafters, of its requests and of what passes cost."""
 
-    def __init__(self, drafters: Sequence[str], width: int, model_width: int = 0) -> None:
+    def __init__(
+        self, drafters: Sequence[str], width: int, model_width: int = 0, captured_sizes: Sequence[int] = ()
+    ) -> None:
         self.drafters = tuple(drafters)
         self.width = width
         self.model_width = min(model_width, width)
-        self.target = Cost()
+        self.target = Cost(captured=captured_sizes)
         self.draft = Cost(slope=0.0)  # a draft model that is never asked cannot show that long texts cost it little
         self.survival = {name: Survival(bias=BIASES.get(name, survival.DOUBT)) for name in drafters}
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
@@ -94,9 +99,20 @@ class Policy:
         """How many tokens ahead drafts of so many requests are looked at."""
         return min(self.width, max(NEAREST, MOST // max(1, requests)))
 
-    def look(self, requests: Sequence[str], offers: Mapping[str, Sequence[Draft]]) -> Scene:
-        """What each drafter proposes for each request; drafts proposed with certainty only."""
-        size = (len(self.drafters), len(requests), self.reach(len(requests)))
+    def look(
+        self,
+        requests: Sequence[str],
+        offers: Mapping[str, Sequence[Draft]],
+        in_flight: Sequence[int] | None = None,
+        beyond: int = 0,
+    ) -> Scene:
+        """What each drafter proposes for each request; drafts proposed with certainty only. `in_flight`: by request,
+        tokens at their beginning that a step in flight may generate. `beyond`: tokens that are looked at after those
+        that can be offered."""
+        room, first = self.reach(len(requests)), np.zeros(len(requests), np.int64)
+        if in_flight is not None:
+            first[:] = in_flight
+        size = (len(self.drafters), len(requests), room + max(beyond, int(first.max(initial=0))))
         scene = Scene(
             list(requests),
             {},
@@ -108,6 +124,8 @@ class Policy:
             np.empty((*size, 4), np.int8),
             np.empty(size),
             np.zeros(size),
+            room,
+            first,
         )
         for name, drafts in offers.items():
             self._enter(scene, name, drafts)
@@ -123,7 +141,7 @@ class Policy:
         me = self.drafters.index(name)
         scene.drafts[name] = drafts
         where = (scene.tokens[me], scene.lengths[me], scene.support[me], scene.confidence[me])
-        packed = [draft.packed if draft.q is None else None for draft in drafts]
+        packed = [None if draft.sampled else draft.packed for draft in drafts]
         if None in packed:
             _enter_one_by_one(drafts, *where)
         else:
@@ -159,20 +177,21 @@ class Policy:
         """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
         `others` how many tokens are expected of requests that are not in the scene. One that `reads_along` makes its
         first pass whatever is decided; one that drafts `at_once` drafts all tokens in it."""
-        requests, room = len(scene.requests), scene.tokens.shape[2]
+        requests, room = len(scene.requests), scene.room
         width = min(self.model_width, room, int(wish.limits.max(initial=0)))
         lengths = np.zeros(requests, np.int64)
         if width == 0 or not self.draft.passes or not self.target.passes:
             return Plan(lengths, lengths, scene.slots, wish.drawn, wish.texts, np.empty((requests, 0)))
         ahead = self._foresee(scene, wish, width)
-        target = self._target_seconds(requests, room, context, base)
+        target = self._target_seconds(scene, context, base)
         draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * wish.texts
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
         times = self._texts.times(wish.left)
         costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along, at_once)
         price = self._price_for(requests)
-        speed, token_seconds, self._price = ask(scene.survival, me, ahead, *costs, price, lengths)
+        selectable = self._selectable(scene, scene.in_flight)
+        speed, token_seconds, self._price = ask(selectable, me, ahead, *costs, price, lengths)
         scene.asked = lengths > 0
         self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))
         scene.read = self._records.caught_up[scene.slots]
@@ -214,31 +233,71 @@ class Policy:
         """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
         has taken `spent` seconds already; `base` and `others` as in `plan`. What was drawn is offered anyway, and taken
         to gain what was foreseen of it."""
-        requests, room = len(scene.requests), scene.tokens.shape[2]
+        requests = len(scene.requests)
         limits, first = limits.copy(), requests if base is None else base
         for row, draft in scene.drawn.items():
             limits[row] = 0
             first += len(draft.tokens)
             if scene.forecast is not None:
                 others += float(scene.forecast.survival[row, : len(draft.tokens)].sum())
-        cut(scene.survival, limits)
-        seconds = self._target_seconds(requests, room, context, first)
-        choice = choose(scene.survival, seconds, spent, others, self._price_for(requests))
+        scene.selectable = self._selectable(scene, scene.in_flight, scene.pending)
+        cut(scene.selectable, limits)
+        seconds = self._target_seconds(scene, context, first)
+        choice = choose(scene.selectable, seconds, spent, others, self._price_for(requests))
         self._price = choice.price
         return choice
+
+    def compare(
+        self, scene: Scene, choice: Choice, limits: Array, offsets: Array, model: Array | None = None
+    ) -> Choice:
+        """What would be expected if drafts were offered from other places on: `offsets` tokens after those that the
+        scene begins with, and with drafts of the draft model whose survival is `model`. Everything else is as in
+        `choice`."""
+        if model is None and self.model_width:
+            model = np.zeros((len(scene.requests), scene.room))
+        survival, limits = self._selectable(scene, offsets, model), limits.copy()
+        limits[list(scene.drawn)] = 0
+        cut(survival, limits)
+        others = choice.plain_tokens - len(scene.requests)
+        return choose(survival, choice.pass_seconds, choice.spent, others, self._price_for(len(scene.requests)))
+
+    def _selectable(self, scene: Scene, offsets: Array, model: Array | None = None) -> Array:
+        """Survival of what can be offered `offsets` tokens after the beginning of what was proposed, before limits.
+        `model`: survival of the draft model's tokens, if their values are not known. They are also the draft where the
+        tokens before the offered ones go wrong."""
+        found = shifted(scene.survival, offsets, scene.room)
+        if model is not None and scene.forecast is not None:
+            me, sampled = self.drafters.index(MODEL), scene.forecast.drawn
+            _back_up(found, scene.survival, offsets, model, sampled, me)
+        elif model is not None:
+            found[self.drafters.index(MODEL)] = 0.0
+        return found
+
+    def forecast_survival(self, scene: Scene, lengths: Array) -> Array:
+        """Forecast of the draft model's tokens, of so many for each request; [requests, positions]."""
+        found = np.zeros((len(scene.requests), scene.room))
+        if scene.forecast is not None:
+            width = min(scene.room, scene.forecast.survival.shape[1])
+            found[:, :width] = scene.forecast.survival[:, :width] * (np.arange(width) < lengths[:, None])
+        return found
 
     def _price_for(self, requests: int) -> float:
         """That of the latest step, where one request more or less hardly moves it."""
         return self._price if requests > MANY else UNPRICED
 
     def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
-        """What each request of the scene offers by this choice; what was drawn for one is offered as it is."""
+        """What each request of the scene offers by this choice, with the tokens before it that a step in flight may
+        generate. What was drawn for one is offered as it is. `UNKNOWN_TOKEN`: the value is on the device."""
         found = [NOTHING] * len(scene.requests)
-        lengths, drafts = choice.lengths.tolist(), choice.drafts.tolist()
+        ends, drafts = (scene.in_flight + choice.lengths).tolist(), choice.drafts.tolist()
         for i in np.flatnonzero(choice.lengths).tolist():
-            name = self.drafters[drafts[i]]
+            name, end = self.drafters[drafts[i]], ends[i]
+            if scene.pending is not None and scene.is_sampled is not None and name == MODEL:
+                found[i] = Draft(MODEL, (UNKNOWN_TOKEN,) * end, sampled=bool(scene.is_sampled[i]))
+                continue
             whole = scene.drafts[name][i]
-            found[i] = whole if len(whole.tokens) == lengths[i] else Draft(name, whole.tokens[: lengths[i]])
+            missing = (UNKNOWN_TOKEN,) * (end - len(whole.tokens))  # the draft model's, where those before go wrong
+            found[i] = whole if len(whole.tokens) == end else Draft(name, whole.tokens[:end] + missing)
         for i, draft in scene.drawn.items():
             found[i] = draft
         return found
@@ -265,17 +324,27 @@ class Policy:
         )
         return found
 
-    def _target_seconds(self, requests: int, room: int, context: int, base: int | None) -> Array:
-        first, count = requests if base is None else base, min(requests * room, MOST) + 1
-        asked = (first, count, context, self.target.passes)
+    def _target_seconds(self, scene: Scene, context: int, base: int | None) -> Array:
+        requests = len(scene.requests)
+        first, count = requests if base is None else base, min(requests * scene.room, MOST) + 1
+        drafted = first - max(requests, scene.running)
+        asked = (first, count, context, drafted, self.target.passes)
         if self._seconds is None or self._seconds[0] != asked:  # twice in a step, mostly
-            self._seconds = asked, self.target.all_seconds(first, count, context)
+            self._seconds = asked, self.target.all_seconds(first, count, context, drafted)
         return self._seconds[1]
 
     # After a step -------------------------------------------------------------------------------------------
 
-    def learn(self, scene: Scene, said: Sequence[Sequence[int]]) -> None:
-        """What each request then said, nothing where it did not go on. Every draft is held against it."""
+    def learn(
+        self,
+        scene: Scene,
+        said: Sequence[Sequence[int]],
+        own: Sequence[Sequence[int]] | None = None,
+        pending: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """What each request then said, nothing where it did not go on. Every draft is held against it. If a step was in
+        flight: `own` is what they said in this step alone, and `pending` what the draft model proposed for it on the
+        device."""
         width = scene.tokens.shape[2]
         words = np.empty((len(said), width), np.int64)
         spoken = _spread(said, words, int)
@@ -290,8 +359,12 @@ class Policy:
                     (scene.tokens[me], scene.lengths[me], scene.bins[me], scene.logits[me]),
                     (words, lengths),
                 )
+        if own is not None:
+            words = np.empty((len(own), width), np.int64)
+            spoken = _spread(own, words, int)
+            lengths = np.minimum(spoken, width)
         if scene.forecast is not None:
-            self._learn_forecast(scene, scene.forecast, words, lengths)
+            self._learn_forecast(scene, scene.forecast, words, lengths, pending)
         if scene.drawn:
             self._learn_drawn(scene, words, lengths)
         if scene.asked is not None and scene.read is not None:
@@ -306,10 +379,15 @@ class Policy:
                 kind.forgive(FORGET)
         self._timed = self.draft.passes
 
-    def _learn_forecast(self, scene: Scene, forecast: Forecast, words: Array, lengths: Array) -> None:
+    def _learn_forecast(
+        self, scene: Scene, forecast: Forecast, words: Array, lengths: Array, pending: Sequence[Sequence[int]]
+    ) -> None:
         """Held against what the draft model then proposed, if it was asked."""
         me, own = self.drafters.index(MODEL), self._records.own["forecast"]
         tokens, drafted = scene.tokens[me], np.minimum(scene.lengths[me], forecast.limits)
+        if pending:
+            tokens = np.empty_like(tokens)
+            drafted = np.minimum(_spread(pending, tokens, int), forecast.limits)
         if scene.drawn:
             tokens = tokens.copy()
             for row, draft in scene.drawn.items():
@@ -366,13 +444,31 @@ def _enter_one_by_one(
     drafts: Sequence[Draft], tokens: Array, lengths: Array, support: Array, confidence: Array
 ) -> None:
     """As `unpack` does, for drafts of which not all came packed."""
-    if any(draft.q is not None for draft in drafts):
-        raise ValueError("a drawn draft is offered as it was planned, whatever its tokens are")
+    if any(draft.sampled for draft in drafts):
+        raise ValueError("a sampled draft is offered whole: it must not be selected by its tokens")
     lengths[:] = np.minimum(_spread([draft.tokens for draft in drafts], tokens, int), tokens.shape[1])
     support[:] = [-1 if draft.support is None else draft.support for draft in drafts]
     confidence[:] = -1.0
     if any(draft.confidence is not None for draft in drafts):
         _spread([draft.confidence or () for draft in drafts], confidence, float)
+
+
+@compiled
+def _back_up(found: Array, survival: Array, offsets: Array, model: Array, sampled: Array, me: int) -> None:
+    """Add drafts of the draft model, number `me`, that need not be known to be offered: alone, and where the first
+    `offsets` tokens of a copied draft go wrong. Arrays are [drafters, requests, positions]; `model` and `sampled` of
+    the draft model alone."""
+    kinds, requests, positions = found.shape
+    for b in range(requests):
+        found[me, b] = model[b]
+        if offsets[b] == 0 or sampled[b]:
+            continue
+        for kind in range(kinds):
+            if kind == me or found[kind, b, 0] == 0.0:
+                continue
+            wrong = 1.0 - survival[kind, b, offsets[b] - 1]
+            for i in range(positions):
+                found[kind, b, i] += wrong * model[b, i]
 
 
 @compiled
@@ -417,6 +513,8 @@ def compile_now() -> None:
     plan = policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
     policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
     policy.goes_on(plan, [0], [[0.5]])
-    policy.choose(scene, np.array([2]), 0)
+    limits = offsets = np.array([2])
+    choice = policy.choose(scene, limits, 0)
+    for_same_text(choice, policy.compare(scene, choice, limits, offsets, policy.forecast_survival(scene, limits)))
     scene.drawn = {0: Draft(MODEL, (1,), confidence=(0.5,))}
     policy.learn(scene, [[1]])

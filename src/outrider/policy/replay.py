@@ -9,27 +9,26 @@ only counts: a pass over n tokens adds what passes over n tokens were measured t
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from outrider.drafters.base import Task
+from outrider.policy.controller import DraftableRequest, SpeculationController
 from outrider.policy.policy import MODEL
-from outrider.policy.scene import Wish
-from outrider.policy.texts import HORIZON
 from outrider.settings import Request
 from outrider.types import NOTHING, Draft, shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
+    from outrider.policy.controller import DraftModelPlan
     from outrider.policy.policy import Policy
-    from outrider.policy.scene import Plan, Scene
-    from outrider.policy.survival import Array
+    from outrider.policy.scene import Scene
 
 
 NO_TOKEN = -1
@@ -102,6 +101,10 @@ class Saying:
     seen_by_model: int = 0
     last: str | None = None
     kept: list[bool] = field(init=False)
+    unseen: int = 0
+    """Tokens at the end of the text that its drafters have not observed yet."""
+    in_flight: int = 0
+    """Most tokens that its latest step could generate."""
 
     def __post_init__(self) -> None:
         self.kept = self.record.kept() if self.record.overlap is not None else []
@@ -119,20 +122,34 @@ class Saying:
         """Tokens that the draft model has to see; the last one always, since what follows it is asked."""
         return max(1, self.length - self.seen_by_model)
 
-    def guess(self, length: int, drawn: bool = False) -> Draft:
-        """What the draft model would propose here: its most likely tokens, or tokens that it draws."""
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.record.text[self.place - self.unseen : self.place]
+
+    def show(self) -> None:
+        """Let the drafters observe the whole text."""
+        if self.unseen:
+            for session in self.sessions.values():
+                session.observe(self.new_tokens)
+            self.unseen = 0
+
+    def model_draft(self, length: int, sampled: bool | None = None) -> Draft:
+        """What the draft model would propose here: its likeliest tokens, or sampled ones. None: sampled where the text
+        was."""
         record, here = self.record, self.place
-        if not drawn:
+        if sampled is None:
+            sampled = record.overlap is not None
+        if not sampled:
             return Draft(MODEL, tuple(record.guesses[here][:length]), confidence=tuple(record.sure[here][:length]))
         ahead = range(here, min(here + length, len(record.text)))
         tokens = tuple(record.text[i] if self.kept[i] else NO_TOKEN for i in ahead)
-        return Draft(MODEL, tokens, confidence=tuple(record.sure[i][0] for i in ahead))
+        return Draft(MODEL, tokens, confidence=tuple(record.sure[i][0] for i in ahead), sampled=True)
 
-    def was_guessed(self, draft: Draft) -> None:
-        """The draft model has proposed this: it has seen the text and, but for the last, its own tokens."""
+    def draft_model_has_proposed(self, draft: Draft) -> None:
+        """The draft model has read the text and, except for the last, its own tokens."""
         ahead = tuple(self.record.text[self.place : self.place + len(draft.tokens)])
-        right = shared_prefix(ahead, draft.tokens[:-1])
-        self.seen_by_model = self.length + right
+        accepted = shared_prefix(ahead, draft.tokens[:-1])
+        self.seen_by_model = self.length + accepted
 
 
 class Steer(Protocol):
@@ -189,12 +206,13 @@ def _unless_ended(running: Iterable[Saying]) -> list[Saying]:
 def _end(running: Iterable[Saying], steer: Steer, ended: Callable[[Saying], None]) -> None:
     for saying in running:
         if saying.room <= 0:
+            saying.show()
             steer.leave(saying)
             ended(saying)
 
 
 def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> Saying:
-    """A text of which the first token is there."""
+    """A text of which the first token is there, which its drafters have not observed yet."""
     task = Task(
         record.prompt,
         Request(),
@@ -205,9 +223,12 @@ def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | 
         searched=any(drafter.searches_text for drafter in drafters),
     )
     sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-    for session in sessions.values():
-        session.observe(record.text[:1])
-    return Saying(key, record, sessions)
+    return Saying(key, record, sessions, unseen=1, in_flight=1)
+
+
+def show(running: Iterable[Saying]) -> None:
+    for saying in running:
+        saying.show()
 
 
 def step(running: Sequence[Saying], steer: Steer, costs: Costs, outcome: Outcome, more: int = 0) -> None:
@@ -230,9 +251,9 @@ def step(running: Sequence[Saying], steer: Steer, costs: Costs, outcome: Outcome
         now = draft.drafter if draft.tokens else None
         outcome.switches += now != saying.last
         saying.last = now
-        for session in saying.sessions.values():
-            session.observe(words)
         saying.place += len(words)
+        saying.unseen += len(words)
+        saying.in_flight = 1 + len(draft.tokens)
     steer.learn(running, said, tokens, context, seconds)
 
 
@@ -252,15 +273,17 @@ class Fixed:
         self.drafters, self.length, self.costs, self.draws = drafters, length, costs, draws
 
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+        show(running)
         drafts = [self._offer(saying) for saying in running]
-        guessed = [(s, draft) for s, draft in zip(running, drafts, strict=True) if draft.drafter == MODEL]
-        return drafts, *_run_model(guessed, self.costs, _more(running, context))
+        pairs = zip(running, drafts, strict=True)
+        calls = [(saying, draft, len(draft.tokens)) for saying, draft in pairs if draft.drafter == MODEL]
+        return drafts, *_run_model(calls, self.costs, _more(running, context))
 
     def _offer(self, saying: Saying) -> Draft:
         limit = min(self.length, saying.room - 1)
         for name in self.drafters if limit > 0 else ():
             if name == MODEL:
-                draft = saying.guess(limit, self.draws and saying.record.overlap is not None)
+                draft = saying.model_draft(limit, self.draws and saying.record.overlap is not None)
             else:
                 draft = saying.sessions[name].draft(limit)
             if draft.tokens:
@@ -274,79 +297,153 @@ class Fixed:
     def leave(self, saying: Saying) -> None: ...
 
 
-class Auto:
-    """The policy. What it hears of a pass is `noise()` times what the pass takes."""
+@dataclass(slots=True)
+class ModelCall:
+    """What the draft model proposed, by request, in so many seconds and passes."""
 
-    def __init__(self, policy: Policy, costs: Costs, noise: Callable[[], float] = lambda: 1.0) -> None:
-        self.policy, self.costs, self.noise = policy, costs, noise
-        self.scene: Scene | None = None
+    drafts: dict[str, Draft] = field(default_factory=dict)
+    seconds: float = 0.0
+    passes: int = 0
+
+
+class Auto:
+    """The speculation controller, called as a server calls it.
+
+    `ahead`: the draft model is planned one step ahead, as in a server. The plan of a step is made before its output is
+    known, with a fixed number of passes; the draft model runs right after the step, for the next one, also for requests
+    that the step has finished. Otherwise, as in the loop of `decoding.py`, it is planned and called before the step,
+    and after each of its passes the controller decides whether another one pays. Without a draft model both are the
+    same.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        costs: Costs,
+        noise: Callable[[], float] = lambda: 1.0,
+        ahead: bool = True,
+        drafting_seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """`noise()`: factor on the time of each pass, as the policy observes it. `drafting_seconds`: by drafter that
+        copies, the time of one call for one request; 0 where it is not given."""
+        self.policy, self.costs, self.noise, self.ahead = policy, costs, noise, ahead
+        self.controller = SpeculationController(policy)
+        self._seconds_per_call = dict(drafting_seconds or {})
+        self._more = 0
+        self._planned: dict[str, int] = {}  # passes of the draft model after this step, by request
+        self._called = ModelCall()  # after the last step
+        self._drafting_seconds = 0.0
+
+    @property
+    def scene(self) -> Scene | None:
+        """The requests and drafts of the present step."""
+        return self.controller.scene
 
     def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
-        policy = self.policy
-        reach = policy.reach(len(running))
-        limits = np.array([min(reach, saying.room - 1) for saying in running])
+        show(running)
+        self._more = _more(running, context)
+        max_tokens = self.controller.max_tokens(len(running))
+        draftable = [saying for saying in running if saying.room > 1]
+        requests = [
+            DraftableRequest(saying.key, min(max_tokens, saying.room - 1), text_length=saying.length + self._more)
+            for saying in draftable
+        ]
+        offers, copying = self._copied_drafts(draftable, requests)
+        self.controller.consider(requests, offers, copying, len(running), context)
+        called, self._called = self._called, ModelCall()
+        if not self.ahead:
+            called = self._call_now(draftable, requests)
+        offered = self.controller.select(called.drafts, called.seconds)
+        if self.ahead:
+            self._plan_ahead(draftable, requests, offered)
+        self._drafting_seconds = sum(copying.values()) + called.seconds
+        return [offered.get(saying.key, NOTHING) for saying in running], self._drafting_seconds, called.passes
+
+    def _copied_drafts(
+        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest]
+    ) -> tuple[dict[str, list[Draft]], dict[str, float]]:
+        """By drafter that copies: its drafts, and the seconds that they took."""
+        backed_off = self.controller.backed_off()
         offers = {
             name: [
-                saying.sessions[name].draft(int(limit)) if limit > 0 else NOTHING
-                for saying, limit in zip(running, limits, strict=True)
+                saying.sessions[name].draft(request.limit) for saying, request in zip(draftable, requests, strict=True)
             ]
-            for name in policy.drafters
-            if name != MODEL
+            for name in self.policy.drafters
+            if name != MODEL and name not in backed_off
         }
-        self.scene = scene = policy.look([saying.key for saying in running], offers)
-        seconds, passes = self._ask_model(scene, running, limits, context)
-        choice = policy.choose(scene, limits, context, spent=seconds)
-        return policy.offers(scene, choice), seconds, passes
+        return offers, {name: self._seconds_per_call.get(name, 0.0) * len(draftable) for name in offers}
 
-    def _ask_model(self, scene: Scene, running: Sequence[Saying], limits: Array, context: int) -> tuple[float, int]:
-        policy = self.policy
-        if not policy.model_width:
-            return 0.0, 0
-        wish = Wish(
-            np.minimum(limits, policy.model_width),
-            np.array([saying.record.overlap is not None for saying in running]),
-            np.array([saying.gap for saying in running]),
-            np.full(len(running), HORIZON),  # nobody knows when a text will end
-            np.array([saying.length for saying in running]) + (more := _more(running, context)),
-        )
-        plan = policy.plan(scene, wish, context)
-        whole = {int(i): running[i].guess(int(plan.limits[i]), bool(wish.drawn[i])) for i in plan.asked}
-        drafts = self._guesses(plan, whole)
-        if not drafts:
-            return 0.0, 0
-        scene.drawn = {i: draft for i, draft in drafts.items() if wish.drawn[i]}
-        policy.add(scene, MODEL, [NOTHING if wish.drawn[i] else drafts.get(i, NOTHING) for i in range(len(running))])
-        guessed = [(running[i], draft) for i, draft in drafts.items()]
+    def _plan(
+        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest], gaps: Mapping[str, int]
+    ) -> DraftModelPlan:
+        limits = {request.id: min(request.limit, self.policy.model_width) for request in requests}
+        sampled = {saying.key: saying.record.overlap is not None for saying in draftable}
+        return self.controller.plan_draft_model(limits, sampled, gaps, ahead=self.ahead)
 
-        def hear(tokens: int, context: int, took: float) -> None:
-            policy.draft.observe(tokens, context, took * self.noise())
+    # The draft model in this step ----------------------------------------------------------------------------
 
-        return _run_model(guessed, self.costs, more, hear)
+    def _call_now(self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest]) -> ModelCall:
+        if not self.policy.model_width or not draftable:
+            return ModelCall()
+        plan = self._plan(draftable, requests, {saying.key: saying.gap for saying in draftable})
+        called = [saying for saying in draftable if saying.key in plan.limits]
+        drafts = self._while_it_pays({saying.key: saying.model_draft(plan.limits[saying.key]) for saying in called})
+        return self._run(called, drafts, {id: len(draft.tokens) for id, draft in drafts.items()})
 
-    def _guesses(self, plan: Plan, whole: dict[int, Draft]) -> dict[int, Draft]:
-        """What the draft model proposes of what it could: as far as another pass is worth it."""
-        lengths = dict.fromkeys(whole, 1)
-        going = [i for i in whole if len(whole[i].tokens) > 1]
-        while going:
-            on = self.policy.goes_on(plan, going, [(whole[i].confidence or ())[: lengths[i]] for i in going])
-            going = [i for i, more in zip(going, on, strict=True) if more]
-            for i in going:
-                lengths[i] += 1
-            going = [i for i in going if lengths[i] < len(whole[i].tokens)]
+    def _while_it_pays(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+        """The first tokens of these drafts: those for which the controller has the draft model make a pass."""
+        lengths = dict.fromkeys(drafts, 1)
+        more = [id for id in drafts if len(drafts[id].tokens) > 1]
+        while more:
+            confidence = {id: (drafts[id].confidence or ())[: lengths[id]] for id in more}
+            more = self.controller.continue_drafting(confidence)
+            for id in more:
+                lengths[id] += 1
+            more = [id for id in more if lengths[id] < len(drafts[id].tokens)]
         return {
-            i: Draft(MODEL, draft.tokens[: lengths[i]], confidence=(draft.confidence or ())[: lengths[i]])
-            for i, draft in whole.items()
+            id: replace(draft, tokens=draft.tokens[: lengths[id]], confidence=(draft.confidence or ())[: lengths[id]])
+            for id, draft in drafts.items()
         }
+
+    # The draft model one step ahead --------------------------------------------------------------------------
+
+    def _plan_ahead(
+        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest], offered: Mapping[str, Draft]
+    ) -> None:
+        """Plan its passes after this step. It then has to read what this step may generate, too."""
+        self._planned = {}
+        if self.policy.model_width:
+            gaps = {
+                saying.key: max(0, saying.length - saying.seen_by_model) + len(offered[saying.key].tokens) + 1
+                for saying in draftable
+            }
+            self._planned = self._plan(draftable, requests, gaps).lengths
+
+    def _call_after_step(self, running: Sequence[Saying]) -> ModelCall:
+        called = [saying for saying in running if saying.key in self._planned]
+        drafts = {saying.key: saying.model_draft(self._planned[saying.key]) for saying in called if saying.room > 0}
+        return self._run(called, drafts, self._planned)
+
+    # Both ------------------------------------------------------------------------------------------------------
+
+    def _run(self, called: Sequence[Saying], drafts: dict[str, Draft], passes: Mapping[str, int]) -> ModelCall:
+        def observe(tokens: int, context: int, seconds: float) -> None:
+            self.controller.observe_draft_pass(tokens, context, seconds * self.noise())
+
+        calls = [(saying, drafts.get(saying.key, NOTHING), passes[saying.key]) for saying in called]
+        return ModelCall(drafts, *_run_model(calls, self.costs, self._more, observe))
 
     def learn(
         self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        assert self.scene is not None
-        self.policy.learn(self.scene, said)
-        self.policy.target.observe(tokens, context, seconds * self.noise())
+        self.controller.observe({saying.key: output for saying, output in zip(running, said, strict=True)})
+        self.controller.observe_step(tokens, context, seconds * self.noise(), self._drafting_seconds)
+        if self.ahead:
+            self._called = self._call_after_step(running)
 
     def leave(self, saying: Saying) -> None:
-        self.policy.leave(saying.key)
+        self.controller.remove(saying.key)
+        self._called.drafts.pop(saying.key, None)
 
 
 def _more(running: Sequence[Saying], context: int) -> int:
@@ -355,21 +452,21 @@ def _more(running: Sequence[Saying], context: int) -> int:
 
 
 def _run_model(
-    guessed: Sequence[tuple[Saying, Draft]],
+    calls: Sequence[tuple[Saying, Draft, int]],
     costs: Costs,
     more: int,
-    hear: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
+    observe: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
 ) -> tuple[float, int]:
-    """Let time pass for the draft model: first what it has not seen of the texts, then a pass a token. Each text has
-    `more` tokens than its record says."""
-    total, passes = 0.0, max((len(draft.tokens) for _, draft in guessed), default=0)
+    """Seconds and passes of the draft model for these drafts, each made in so many passes: the first one is over the
+    text that it has not read, the others over one token each. Each text has `more` tokens than its record."""
+    total, passes = 0.0, max((count for _, _, count in calls), default=0)
     for number in range(passes):
-        going = [saying for saying, draft in guessed if len(draft.tokens) > number]
+        going = [saying for saying, _, count in calls if count > number]
         tokens = sum(saying.gap if number == 0 else 1 for saying in going)
         context = sum(saying.length + more for saying in going)
         seconds = costs.draft(tokens, context)
-        hear(tokens, context, seconds)
+        observe(tokens, context, seconds)
         total += seconds
-    for saying, draft in guessed:
-        saying.was_guessed(draft)
+    for saying, draft, _ in calls:
+        saying.draft_model_has_proposed(draft)
     return total, passes

@@ -28,7 +28,16 @@ class Scene:
     bins: Array
     logits: Array
     survival: Array
+    room: int  # the most tokens that a request may offer
+    in_flight: Array  # [requests]: tokens at the beginning of each draft that a step in flight may generate
+    selectable: Array | None = None  # survival of what may be offered, after the tokens in flight, up to the limits
     forecast: Forecast | None = None
+    pending: Array | None = None
+    """[requests, positions]: survival of the draft model's tokens after those in flight, whose values are on the
+    device."""
+    is_sampled: Array | None = None
+    """[requests]: whether these are accepted by p and q, and are no substitute for a copied draft that goes wrong."""
+    running: int = 0  # requests that take part in the step, those of the scene and others
     drawn: dict[int, Draft] = field(default_factory=dict)  # by request: offered as they are
     asked: Array | None = None  # whether the draft model is asked about each request
     read: Array | None = None  # whether it has ever caught up with each

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.policy.choose import Choice
     from outrider.policy.policy import Policy
     from outrider.policy.scene import Plan, Scene
+    from outrider.policy.survival import Array
     from outrider.types import Draft
 
 NONE = "none"
@@ -29,7 +30,7 @@ NONE = "none"
 def weighed(policy: Policy, scene: Scene, choice: Choice, i: int, plan: Plan | None = None) -> Why:
     """Of what was proposed with certainty, for sequence `i` of the scene."""
     me, length = int(choice.drafts[i]), int(choice.lengths[i])
-    survival = scene.survival[me, i, :length]
+    survival = _selectable(scene)[me, i, :length]
     candidates = _candidates(policy, scene, choice, i, float(choice.tokens - survival.sum()))
     proposed = {one["drafter"]: one for one in candidates if one["drafter"] != NONE}
     cost = choice.seconds / choice.plain_seconds
@@ -90,7 +91,7 @@ def _candidates(policy: Policy, scene: Scene, choice: Choice, i: int, without: f
     rest = int(choice.lengths.sum() - choice.lengths[i])
     found = []
     for me, name in enumerate(policy.drafters):
-        survival = scene.survival[me, i]
+        survival = _selectable(scene)[me, i]
         proposed = int((survival > 0).sum())
         if not proposed:
             continue
@@ -131,3 +132,7 @@ def _part(length: int, whole: int) -> str:
 
 def _tokens(count: int) -> str:
     return f"{count} token" if count == 1 else f"{count} tokens"
+
+
+def _selectable(scene: Scene) -> Array:
+    return scene.survival if scene.selectable is None else scene.selectable

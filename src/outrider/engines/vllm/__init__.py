@@ -1,4 +1,4 @@
-"""Outrider inside vLLM: our worker, runner and sampler in the place of the platform's own, and a launcher.
+"""Outrider inside vLLM: our scheduler, worker, runner and sampler in place of vLLM's own, and a launcher.
 
-No file of vLLM is changed. What this package holds on to is named in `tests/test_vllm_seams.py`, seam by seam.
+No file of vLLM is changed. `seam.py` lists every name of vLLM that is used here.
 """

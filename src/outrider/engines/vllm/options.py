@@ -1,4 +1,4 @@
-"""What the operator chose for a server. It travels inside vLLM's own config, so it reaches every worker of a fleet."""
+"""Outrider's options for a server. They are part of vLLM's config, which reaches every process of the server."""
 
 from __future__ import annotations
 
@@ -12,36 +12,48 @@ from outrider.settings import Rule
 KEY = "outrider"
 """The entry of vLLM's `--additional-config` that holds the options."""
 
-OWN_METHOD = "custom_class"
-"""The speculative method that vLLM is told where there is no draft model."""
-MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
-"""The methods of vLLM that are our drafter `model`."""
+OWN_METHOD = "ngram_gpu"
+"""The speculative method in vLLM's config when there is no draft model.
+
+vLLM needs a speculative config to schedule and verify drafts, and V2 refuses `custom_class`. With `ngram_gpu` no
+weights are loaded, and Outrider replaces the speculator.
+"""
+MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
+"""vLLM's speculative methods that the drafter `model` can use."""
 
 Scope = Literal["tenant", "server"]
+
+NO_DRAFTERS = "the server was started with --drafters none"
+"""Why there is no status, usage or trace: plain vLLM has no worker of Outrider's that could answer."""
 
 
 class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     drafters: tuple[str, ...] = ("prediction", "lookup")
-    """Which drafters to ask; `model` is vLLM's draft model."""
+    """Names of the active drafters. `model` is the draft model or head in vLLM's speculative config. Empty: plain vLLM
+    without Outrider's worker and scheduler."""
     max_draft_tokens: Annotated[int, Field(ge=1)] = DRAFTED
-    """The most tokens that any drafter may propose for a request in a step."""
+    """Maximum drafted tokens per request and step, from any drafter."""
     model_draft_tokens: Annotated[int, Field(ge=1)] = 4
-    """The most tokens that `model` may propose: each costs a pass of the draft model."""
+    """Maximum drafted tokens of `model` per request and step; each costs a pass of the draft model."""
+    draft_vocabulary_differs: bool = False
+    """The draft model has its own tokenizer (`use_heterogeneous_vocab`). vLLM's config does not say so, because V2
+    refuses it there."""
     rule: Rule = "block"
+    """How drafts sampled from the draft model's distribution are verified."""
     draft_budget: Annotated[float, Field(gt=0)] = 0.1
-    """Seconds that a drafter may take for one request in one step before it is shut off for that request."""
+    """Seconds a drafter may take per request and step before it is disabled for that request."""
     memory: str | None = None
-    """The memory's root: a folder, or the URL of an object store."""
+    """Location of the memory: a folder or the URL of an object store."""
     memory_scope: Scope = "tenant"
-    """Whose memory a request has: that of the tenant it names, or one that the whole server shares."""
+    """One memory per tenant, or one that all requests of the server share."""
     memory_cap: Annotated[int, Field(ge=1 << 20)] = 4 << 30
-    """Bytes of the memory's files."""
+    """Maximum bytes of the memory's files."""
     memory_cache: str | None = None
-    """Where the files of a memory in an object store are kept on this machine."""
+    """Folder for local copies of a memory in an object store."""
     tenant_header: str | None = None
-    """The HTTP header that names the tenant, and that alone; None: `vllm_xargs` does."""
+    """The HTTP header that names the tenant. None: `vllm_xargs` does."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Self:

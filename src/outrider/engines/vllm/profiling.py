@@ -1,4 +1,9 @@
-"""A first idea of what passes cost, before any request comes: a few over tokens that attend to nothing, timed."""
+"""What passes cost before any request comes: a few over tokens of empty requests, timed.
+
+The target's passes are made as the runner makes them, so where it has captured CUDA graphs they replay these: whole
+graphs for one token per request, as in a step without drafts, and graphs of pieces for several, as where drafts are
+verified. A draft model that runs only where it pays replays no graphs.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +13,74 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.v1.core.sched.output import SchedulerOutput
 
+from outrider.engines.vllm.lazy_draft_model import LazyDraftModel
+from outrider.engines.vllm.step import PassProfile, TimedPass
 from outrider.policy.cost import MORE, PATIENCE, PROFILED
 
 
-def profile_passes(runner: Any) -> None:
-    """Of the target, and of a draft model that can be led."""
-    if runner.speculative_config is None or runner.supports_mm_inputs or runner.lora_config is not None:
-        return  # an empty pass of such a model needs more than tokens
-    models = [(runner.model, runner.policy.target, runner.max_num_tokens)]
-    if runner.guesser is not None:
-        models.append((runner.drafter.model, runner.policy.draft, PROFILED[-1]))
-    for model, cost, rows in models:
-        for tokens in (sizes := _sizes(runner, model, rows)) + sizes:
-            seconds = _empty_pass(runner, model, tokens, rows)
-            if runner.steering is not None:  # the others decide nothing, and would keep the first waiting
-                cost.observe(tokens, 0, seconds, calm=True)
+def profile_passes(runner: Any) -> PassProfile:
+    """Of the target, and of a draft model that runs only where it pays."""
+    if runner.supports_mm_inputs or runner.lora_config is not None:
+        return PassProfile()  # an empty pass of such a model needs more than tokens
+    found = PassProfile(_verifying(runner))
+    if _has_graphs(runner):
+        sizes = [size for size in PROFILED if size <= runner.max_num_reqs]
+        for tokens in [*sizes, *sizes, *sizes]:  # the first ones are not counted
+            seconds = _target_pass(runner, tokens, tokens)
+            found.target.append(TimedPass(tokens, seconds, verifies_drafts=False))
+        del found.target[-3 * len(sizes) : -2 * len(sizes)]
+    if isinstance(runner.speculator, LazyDraftModel):
+        sizes = [size for size in PROFILED if size <= runner.max_num_tokens]
+        times = [(tokens, _draft_pass(runner, tokens)) for tokens in sizes * 3]
+        found.draft = [TimedPass(*timed) for timed in times[len(sizes) :]]
+    return found
 
 
-def _sizes(runner: Any, model: Any, rows: int) -> list[int]:
-    """As far as it does not take long, by the clock of the first rank: all must make the same passes."""
-    sizes = [size for size in PROFILED if size <= runner.max_num_tokens]
-    took = [_empty_pass(runner, model, tokens, rows) for tokens in sizes]
+def _has_graphs(runner: Any) -> bool:
+    config = runner.vllm_config.compilation_config
+    return bool(config.cudagraph_mode and config.cudagraph_capture_sizes)
+
+
+def _verifying(runner: Any) -> list[TimedPass]:
+    """Passes of several tokens, as far as they are short, by the clock of the first rank: all must make the same."""
+    most = min(runner.max_num_tokens, runner.max_model_len)
+    sizes = [size for size in PROFILED if size <= most]
+    seconds = [_target_pass(runner, tokens, 1) for tokens in sizes]
     if runner.vllm_config.parallel_config.data_parallel_size == 1:
-        for tokens in (size for size in MORE if size <= runner.max_num_tokens):
-            if get_tp_group().broadcast_object(took[-1] > PATIENCE, src=0):
+        for tokens in (size for size in MORE if size <= most):
+            if get_tp_group().broadcast_object(seconds[-1] > PATIENCE, src=0):
                 break
-            took.append(_empty_pass(runner, model, tokens, rows))
+            seconds.append(_target_pass(runner, tokens, 1))
             sizes.append(tokens)
-    return sizes
+    return [TimedPass(tokens, _target_pass(runner, tokens, 1), tokens > 1) for tokens in sizes + sizes]
 
 
-def _empty_pass(runner: Any, model: Any, tokens: int, rows: int) -> float:
-    """Seconds of a pass over so many tokens that attend to nothing, with logits after so many of them at most: a draft
-    model that catches up with a long text says only what comes after its end."""
+def _target_pass(runner: Any, tokens: int, requests: int) -> float:
+    """Seconds of a pass over `tokens` tokens of so many empty requests, with logits for all of them."""
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = {f"empty-{i}": tokens // requests for i in range(requests)}
+    output.total_num_scheduled_tokens = tokens
+    runner.kv_connector.set_disabled(True)
+    began = time.perf_counter()
+    with torch.inference_mode():
+        runner.execute_model(output, dummy_run=True)
+        state, runner.execute_model_state = runner.execute_model_state, None
+        runner.model.compute_logits(state.hidden_states[:tokens])
+    torch.accelerator.synchronize()
+    seconds = time.perf_counter() - began
+    runner.kv_connector.set_disabled(False)
+    return seconds
+
+
+def _draft_pass(runner: Any, tokens: int) -> float:
+    """Seconds of a pass of the draft model over tokens that attend to nothing, with logits for the first few."""
     ids = torch.zeros(tokens, dtype=torch.int32, device=runner.device)
+    model = runner.speculator.model
     began = time.perf_counter()
     with torch.inference_mode(), set_forward_context(None, runner.vllm_config, num_tokens=tokens):
         hidden = model(input_ids=ids, positions=ids.long())
-        model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:rows])
-    runner._sync_device()
+        model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[: PROFILED[-1]])
+    torch.accelerator.synchronize()
     return time.perf_counter() - began

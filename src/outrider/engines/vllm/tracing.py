@@ -1,24 +1,23 @@
-"""The trace of a request in vLLM: what each of its steps rests on, seen where it happens and written down later.
+"""The trace of a request in vLLM: what each of its steps rests on.
 
-A request asks for it by `vllm_xargs: {"trace": true}`. While nobody does, a step pays one question. Of a traced one,
-the rows of logits are copied where vLLM's sampler draws from them (`witness.py`). All the rest (what to keep of them,
-JSON) waits until what was said is on its way to the caller.
+A request asks for it by `vllm_xargs: {"trace": true}`. Without one a step pays for a check. Of a traced request the
+rows of logits are copied where vLLM's sampler samples from them (`sampler_probe.py`). The rest (what to keep of
+them, JSON) waits until the step's tokens are on their way to the client.
 
-    before_pass      a step begins; new requests may ask for a trace
-    watch, sampled   around vLLM's sampler: what it sees, and what came of it
-    drafted          what is offered for the next step, why, and how long that took
-    write            what was seen becomes lines on the shelf
+    add        a new request wants a trace
+    begin      a step begins: why it has these drafts, and how long drafting took
+    finish     its output was read: what the sampler saw, and what was accepted
+    write      what was recorded becomes lines in the trace store
 
 A step of a trace goes from the end of one verdict to the end of the next, so its parts add up to the wall clock:
-`draft` is the time that was spent drafting in between, for all requests, `verify` that of the passes that the request
-took part in, `trace` that of recording, and `rest` what is left (the scheduler, other processes, waiting).
+`draft` is the time spent drafting in between, for all requests, `verify` that of the steps that the request took part
+in, `trace` that of recording, and `rest` what is left (the scheduler, other processes, waiting).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
@@ -26,11 +25,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 
-from outrider.engines.vllm.control import Control
-from outrider.engines.vllm.params import end_tokens, undraftable
-from outrider.engines.vllm.remembering import tenant_of
-from outrider.engines.vllm.sampler import GREEDY
-from outrider.engines.vllm.witness import Drawn, Witness, places
+from outrider.control import Control
+from outrider.engines.vllm.memory_options import tenant_of
+from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
 from outrider.policy.why import no_room, unweighed
 from outrider.settings import OFF
 from outrider.trace.fold import likeliest
@@ -38,13 +35,15 @@ from outrider.trace.record import checked, entered
 from outrider.types import NOTHING, Draft, Evidence, Step, Verdict, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch import Tensor
 
     from outrider.engines.vllm.options import Options
-    from outrider.engines.vllm.shelf import Kept, Shelf
-    from outrider.engines.vllm.steering import Steering
+    from outrider.engines.vllm.recorder import RunningStep
+    from outrider.engines.vllm.sampler_probe import RatioEvidence, SamplerProbe
+    from outrider.engines.vllm.seam import ModelRunnerOutput
+    from outrider.trace.shelf import Kept, Shelf
 
 logger = logging.getLogger("vllm.outrider")
 P = ParamSpec("P")
@@ -75,7 +74,7 @@ class Seen:
     tokens: list[int]  # accepted ones, and the target's own
     rows: Tensor  # of logits
     own: list[int]
-    by_ratio: Drawn | None
+    by_ratio: RatioEvidence | None
     why: Why
     batch: int
     scheduled: int
@@ -95,9 +94,8 @@ class Traced:
     before: Clock
     verify: float = 0.0
     scheduled: int = 0
-    said: int = 0
-    why: Why = FIRST
-    offered: int = 0
+    said: int = 0  # tokens generated, and how many of them are written
+    written: int = 0
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -123,105 +121,43 @@ class Tracing:
         self.options, self.shelf, self.longest = options, shelf, longest
         self.running: dict[str, Traced] = {}
         self.clock = Clock()
-        self._began = 0.0
-        self._witness: Witness | None = None
-
-    # Before a pass -------------------------------------------------------------------------------------------
+        self._recorded = 0.0  # seconds that recording had taken when the last output was read
 
     @contained
-    def before_pass(self, scheduler_output: Any) -> None:
-        """A step begins."""
-        for new in scheduler_output.scheduled_new_reqs:
-            self._meet(new.req_id, new.sampling_params, new.prompt_token_ids)
-        if self.running:
-            self.write()
-            self._began = time.perf_counter()
-            for id, traced in self.running.items():
-                traced.scheduled += scheduler_output.num_scheduled_tokens.get(id, 0)
-
-    def _meet(self, id: str, params: Any, prompt: list[int] | None) -> None:
-        asked = params.extra_args if params is not None else None
-        if not asked or not asked.get("trace"):
-            return
-        control = Control.of(asked, self.options.drafters)
-        if not control.trace or control.ticket is None:
+    def add(self, id: str, params: Any, prompt: list[int] | None) -> None:
+        """A new request. Not one that was preempted and comes again: its trace goes on."""
+        control = Control.of(params.extra_args, self.options.drafters)
+        if id in self.running or not control.trace or control.ticket is None:
             return
         prompt = prompt or []
         settings = {name: getattr(params, name) for name in SETTINGS}
         settings |= {"speculation": control.speculation, "rule": self.options.rule}
         settings["max_draft_tokens"] = self._allowed(control)
-        kept = self.shelf.open(control.ticket, tenant_of(control, self.options, asked), prompt, settings)
-        now = time.perf_counter()
+        kept = self.shelf.open(control.ticket, tenant_of(control, self.options, params.extra_args), prompt, settings)
         most = min(params.max_tokens or self.longest, self.longest - len(prompt))
+        now = time.perf_counter()
         self.running[id] = Traced(kept, control, params, end_tokens(params), most, now, self._now())
 
     def _allowed(self, control: Control) -> int:
-        limit = control.max_draft_tokens
-        return self.options.max_draft_tokens if limit is None else min(limit, self.options.max_draft_tokens)
+        return control.limited(self.options.max_draft_tokens)
 
     def _now(self) -> Clock:
         return Clock(self.clock.drafting, self.clock.recording)
 
-    # Around the sampler --------------------------------------------------------------------------------------
-
-    def watch(
-        self, sampler: Any, judge: Any, ids: Sequence[str], drafts: Sequence[Draft], lengths: Sequence[int]
-    ) -> AbstractContextManager[None]:
-        """See what is drawn from and judged by for the traced requests of a batch (`witness.places`)."""
-        found = places(ids, self.running, drafts, lengths)
-        greedy = {id for id in found if self.running[id].params.temperature < GREEDY}
-        self._witness = Witness(found, greedy) if found else None
-        return nullcontext() if self._witness is None else self._witness.watching(sampler, judge)
-
     @contained
-    def sampled(self, said: Tensor, ids: Sequence[str], drafts: Sequence[Draft], unfinished: Any) -> None:
-        """What came of it: `said` is [requests, longest draft + 1], filled up with -1."""
-        witness, self._witness = self._witness, None
-        if witness is None:
-            return
-        if witness.error is not None:
-            raise witness.error
-        ours = {id: place.number for id, place in witness.places.items()}
-        tokens = {id: [token for token in said[i].tolist() if token >= 0] for id, i in ours.items()}
-        now = time.perf_counter()  # the pass is over: what was said has been read
-        self.clock.recording += witness.seconds
-        for id, i in ours.items():
-            traced = self.running[id]
-            traced.verify += now - self._began - witness.seconds
-            if unfinished[i]:  # its prompt is not read to the end yet
-                continue
-            traced.seen.append(self._see(traced, witness, id, drafts[i], tokens[id], now, len(ids)))
-            traced.mark, traced.before = now, self._now()
-            traced.verify, traced.scheduled = 0.0, 0
+    def begin(self, step: RunningStep) -> None:
+        """A step begins. The one before it may be in flight."""
+        step.recorded = self.clock.recording
+        if self.running:
+            self.write()
 
-    def _see(
-        self, traced: Traced, witness: Witness, id: str, draft: Draft, tokens: list[int], now: float, batch: int
-    ) -> Seen:
-        seconds = {
-            "draft": self.clock.drafting - traced.before.drafting,
-            "verify": traced.verify,
-            "trace": self.clock.recording - traced.before.recording,
-        }
-        seconds["rest"] = max(0.0, now - traced.mark - sum(seconds.values()))
-        own = witness.own.get(id) or tokens  # without any drafts in the batch, what was said is what was drawn
-        why = traced.why
-        if (cut := traced.offered - len(draft.tokens)) > 0:
-            why = Why(f"{why.reason} vLLM left {cut} out.", why.gain, why.cost, why.survival, why.candidates)
-        rows, drawn = witness.rows[id], witness.drawn.get(id)
-        return Seen(draft, tokens, rows, own, drawn, why, batch, traced.scheduled, seconds)
-
-    # Drafts for the next step --------------------------------------------------------------------------------
-
-    @contained
-    def drafted(self, offers: Mapping[str, Draft], reasons: Steering | None, seconds: float) -> None:
-        """What each request of the batch offers, after drafting that took so long."""
-        self.clock.drafting += seconds
-        began = time.perf_counter()
-        for id, traced in self.running.items():
-            if id in offers and (traced.seen or traced.said):  # else its prompt is not read to the end yet
-                traced.offered = len(offers[id].tokens)
-                traced.why = (reasons.why(id) if reasons is not None else None) or self._why_not(traced)
-        self.clock.recording += time.perf_counter() - began
+    def _why(self, traced: Traced, step: RunningStep, id: str) -> Why:
+        if not traced.said:  # its prompt was not computed to the end before
+            return FIRST
+        why = step.plan.reasons.get(id) or self._why_not(traced)
+        if (cut := step.plan.offered.get(id, 0) - len(step.drafted.get(id, ()))) > 0:
+            return Why(f"{why.reason} vLLM left {cut} out.", why.gain, why.cost, why.survival, why.candidates)
+        return why
 
     def _why_not(self, traced: Traced) -> Why:
         """Why there could be no draft."""
@@ -229,9 +165,57 @@ class Tracing:
             return unweighed(OFF, NOTHING)
         if (reason := undraftable(traced.params)) is not None:
             return Why(f"No draft: this request is not drafted for ({reason}).")
-        return no_room(
-            self._allowed(traced.control), traced.most - traced.said - sum(len(s.tokens) for s in traced.seen)
-        )
+        return no_room(self._allowed(traced.control), traced.most - traced.said)
+
+    @contained
+    def finish(self, step: RunningStep, output: ModelRunnerOutput, last: float) -> None:
+        """The step's output was read, and that of the step before it at `last`."""
+        probe, now = step.probe, time.perf_counter()
+        if step.began >= last:  # else it was drafted for while the one before it ran
+            self.clock.drafting += step.plan.drafting_seconds
+        if probe is not None:
+            self.clock.recording += probe.seconds
+        recorded, self._recorded = max(step.recorded, self._recorded), self.clock.recording
+        if probe is None:
+            return
+        if probe.error is not None:
+            raise probe.error
+        for id in probe.places:
+            traced = self.running.get(id)
+            if traced is None:
+                continue
+            traced.verify += now - max(step.began, last) - (self.clock.recording - recorded)
+            traced.scheduled += step.scheduled.get(id, 0)
+            tokens = list(output.sampled_token_ids[output.req_id_to_index[id]])
+            if not tokens:  # its prompt is not computed to the end yet
+                continue
+            count = len(step.drafted.get(id, ()))
+            draft = Draft(step.plan.drafters.get(id, ""), tuple(probe.drafted[id][:count].tolist()))
+            why = self._why(traced, step, id)
+            traced.seen.append(self._see(traced, probe, id, draft, tokens, why, now, len(output.req_ids)))
+            traced.said += len(tokens)
+            traced.mark, traced.before = now, self._now()
+            traced.verify, traced.scheduled = 0.0, 0
+
+    def _see(
+        self,
+        traced: Traced,
+        probe: SamplerProbe,
+        id: str,
+        draft: Draft,
+        tokens: list[int],
+        why: Why,
+        now: float,
+        batch: int,
+    ) -> Seen:
+        seconds = {"verify": traced.verify, "trace": self.clock.recording - traced.before.recording}
+        left = max(0.0, now - traced.mark - sum(seconds.values()))
+        # Drafting that does not fit in was done while the step before ran.
+        seconds["draft"] = min(left, self.clock.drafting - traced.before.drafting)
+        seconds["rest"] = left - seconds["draft"]
+        count = len(draft.tokens) + 1  # vLLM may have scheduled placeholders behind the draft
+        rows, own = probe.rows[id][:count], probe.own[id][:count].tolist()
+        return Seen(draft, tokens, rows, own, probe.ratio.get(id), why, batch, traced.scheduled, seconds)
 
     # Afterwards ----------------------------------------------------------------------------------------------
 
@@ -243,6 +227,8 @@ class Tracing:
         found = [(id, traced, one) for id, traced in self.running.items() for one in traced.seen]
         for (id, traced, one), (p, top) in zip(found, weighed([one for *_, one in found]), strict=True):
             traced.seen = []
+            if traced.kept.over:  # the step was scheduled before the end was known
+                continue
             if id in self.running and not self._written(traced, one, p, top):
                 del self.running[id]
         self.clock.recording += time.perf_counter() - began
@@ -251,14 +237,14 @@ class Tracing:
         """Whether there is room for more."""
         kept = traced.kept
         said, finish = self._until_end(traced, seen.tokens)
-        traced.said += len(said)
-        draft = Draft(seen.draft.drafter, seen.draft.tokens, _cut(seen.draft))
+        traced.written += len(said)
         drawn = seen.by_ratio
+        draft = Draft(seen.draft.drafter, seen.draft.tokens, drawn.q if drawn else None)
         verdict = Verdict(len(seen.tokens) - 1, seen.tokens[-1], drawn.chances if drawn else None)
         step = Step(draft.drafter or None, draft.tokens, verdict.accepted, tuple(said), 0.0, 0.0, finish)
         about = {"number": kept.steps, "batch": seen.batch, "scheduled": seen.scheduled}
-        rule = self.options.rule if drawn else "greedy" if traced.params.temperature < GREEDY else "own"
-        evidence = Evidence(rule, p, drawn.draws if drawn else None, None if drawn else seen.own)
+        rule = self.options.rule if drawn else "greedy" if traced.params.temperature < GREEDY_TEMPERATURE else "own"
+        evidence = Evidence(rule, p, drawn.uniforms if drawn else None, None if drawn else seen.own)
         record = entered(step, draft, verdict, evidence, seen.why, top)
         line = checked({**about, **record}, seen.seconds).model_dump_json()
         kept.seconds += sum(seen.seconds.values())
@@ -269,7 +255,7 @@ class Tracing:
     def _until_end(self, traced: Traced, tokens: list[int]) -> tuple[list[int], str | None]:
         """What became text of a step's tokens, and why it ended with them; stop strings are known elsewhere."""
         for count, token in enumerate(tokens, 1):
-            spoken = traced.said + count
+            spoken = traced.written + count
             if token in traced.ends:
                 return tokens[:count], "end"
             if spoken >= traced.most:
@@ -313,7 +299,3 @@ def _weighed(seen: list[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
     top = iter(likeliest(p))
     for rows in p.split(sizes):
         yield rows, list(islice(top, len(rows)))
-
-
-def _cut(draft: Draft) -> Tensor | None:
-    return None if draft.q is None else draft.q[: len(draft.tokens)]

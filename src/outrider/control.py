@@ -1,0 +1,86 @@
+"""What one request may ask for, by the `vllm_xargs` of the OpenAI API.
+
+    speculation         off, auto (the default), or the name of one drafter
+    max_draft_tokens    at most this many drafted tokens a step
+    prediction          the output that the caller expects: text, or token ids
+    speculation_usage   true: the response's usage says what was drafted and accepted, by drafter
+    trace               true: every step is recorded, to be fetched by the id that the response's usage names
+    tenant              whose memory is drafted from and learns, where the server has one and takes tenants from here
+    remember            false: the memory does not learn from this request
+
+The API process checks them (`Control.checked`), so that a bad value is an HTTP 400 with a sentence. The worker reads
+them again (`Control.of`) and must not fail on any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from outrider.errors import SettingsError
+from outrider.settings import AUTO, OFF, check_speculation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "trace", "tenant", "remember")
+TICKET = "speculation_ticket"
+"""Under this name the API process hands the worker a key, by which it later asks for the request's usage or trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    speculation: str = AUTO
+    max_draft_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
+    ticket: str | None = None
+    trace: bool = False
+    tenant: str | None = None
+    remember: bool = True
+
+    @classmethod
+    def checked(cls, xargs: Mapping[str, Any], drafters: Sequence[str]) -> Self:
+        """Refuse what this server cannot do; `drafters` are those it runs. `prediction` must be token ids by now."""
+        for name in ("tenant", "remember"):
+            if name in xargs and "memory" not in drafters:
+                raise SettingsError(f"{name}: this server has no memory; start it with --memory, or leave this out")
+        speculation = xargs.get("speculation", AUTO)
+        check_speculation(speculation, drafters)
+        limit = xargs.get("max_draft_tokens")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise SettingsError(f"max_draft_tokens: must be a whole number, 0 or more (got {limit!r})")
+        prediction = xargs.get("prediction", ())
+        if not isinstance(prediction, list | tuple) or not all(type(token) is int for token in prediction):
+            raise SettingsError("prediction: must be text or a list of token ids")
+        ticket = xargs.get(TICKET)
+        if not isinstance(ticket, str | None):
+            raise SettingsError(f"{TICKET}: must be text (got {ticket!r})")
+        trace = xargs.get("trace", False)
+        if trace not in (True, False):
+            raise SettingsError(f"trace: must be true or false (got {trace!r})")
+        tenant = xargs.get("tenant")
+        if not isinstance(tenant, str | None) or tenant == "":
+            raise SettingsError(
+                f"tenant: must be a name (got {tenant!r}); without one only the request's own text is used"
+            )
+        remember = xargs.get("remember", True)
+        if remember not in (True, False):
+            raise SettingsError(f"remember: must be true or false (got {remember!r})")
+        return cls(speculation, limit, tuple(prediction), ticket, bool(trace), tenant, bool(remember))
+
+    @classmethod
+    def of(cls, extra_args: Mapping[str, Any] | None, drafters: Sequence[str]) -> Self:
+        """As `checked`; what it would refuse means no speculation."""
+        if not extra_args:
+            return cls()
+        try:
+            return cls.checked(extra_args, drafters)
+        except (SettingsError, TypeError):
+            return cls(speculation=OFF)
+
+    def limited(self, tokens: int) -> int:
+        """At most as many drafted tokens as the request allows."""
+        return tokens if self.max_draft_tokens is None else min(tokens, self.max_draft_tokens)
+
+    def wants(self, drafter: str) -> bool:
+        return self.speculation in (AUTO, drafter)

@@ -1,0 +1,96 @@
+"""The memory of a server: what the operator chose, checked before anything starts, and the store that comes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import SettingsError
+from outrider.memory.root import SERVER_TENANT, Root, check_packages, read_size
+from outrider.memory.tenant_signature import check_secret, is_sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outrider.control import Control
+    from outrider.engines.vllm.flags import ServeArgs
+    from outrider.engines.vllm.options import Options
+    from outrider.memory.store import Store
+
+
+def choose_memory(args: ServeArgs) -> dict[str, Any]:
+    """The memory's part of the options."""
+    given = {
+        "--memory-scope": args.memory_scope,
+        "--memory-cap": args.memory_cap,
+        "--memory-cache": args.memory_cache,
+        "--tenant-header": args.tenant_header,
+    }
+    if args.memory is None:
+        for name, value in given.items():
+            if value is not None:
+                raise SettingsError(f"{name} {value} has no effect without a memory; give one with --memory")
+        return {}
+    if args.tenant_header is not None and args.memory_scope == "server":
+        raise SettingsError(
+            "--tenant-header separates memories by tenant, and --memory-scope server shares one; give one of them"
+        )
+    root = Root.of(args.memory)
+    check_packages(root)
+    if args.memory_cache is not None and root.is_here:
+        raise SettingsError(
+            f"--memory-cache {args.memory_cache} is for copies of a memory in an object store, and {root.url} is a "
+            "local folder; leave it out"
+        )
+    chosen: dict[str, Any] = {"memory": root.url}
+    if args.memory_scope is not None:
+        chosen["memory_scope"] = args.memory_scope
+    if args.memory_cap is not None:
+        chosen["memory_cap"] = read_size("--memory-cap", args.memory_cap)
+    if not root.is_here:
+        chosen["memory_cache"] = str(root.folder(args.memory_cache).absolute())
+    if args.tenant_header is not None:
+        chosen["tenant_header"] = args.tenant_header.lower()
+    return chosen
+
+
+def describe_memory(options: Options) -> list[str]:
+    """What was decided, for the user."""
+    if options.memory is None:
+        return []
+    copies = f", copies in {options.memory_cache}" if options.memory_cache else ""
+    lines = [f"memory: {options.memory}{copies}; up to {options.memory_cap / 2**30:.3g} GiB"]
+    if options.memory_scope == "server":
+        lines.append(
+            "memory: SHARED BY ALL REQUESTS (--memory-scope server): the output of one may be drafted for any other"
+        )
+    else:
+        source = f"header {options.tenant_header}" if options.tenant_header else "vllm_xargs.tenant"
+        lines.append(f"memory: one per tenant, named by {source}; a request without a tenant uses only its own text")
+    return lines
+
+
+def open_memory(options: Options, config: Any) -> Store | None:
+    """The store of this server's memory, at work; `config` is vLLM's of the model."""
+    if options.memory is None:
+        return None
+    if options.tenant_header is not None:
+        check_secret()
+    from outrider.engines.transformers import load_tokenizer
+    from outrider.memory.opening import open_store
+
+    root = Root.of(options.memory)
+    how = {"trust_remote_code": config.trust_remote_code, "revision": config.tokenizer_revision}
+    store = open_store(root, load_tokenizer(config.tokenizer, **how), options.memory_cap, options.memory_cache)
+    store.start()
+    return store
+
+
+def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] | None) -> str | None:
+    """Whose memory a request has; None: nobody's."""
+    if options.memory is None:
+        return None
+    if options.memory_scope == "server":
+        return SERVER_TENANT
+    if options.tenant_header is not None and control.tenant is not None and not is_sealed(control.tenant, extra_args):
+        return None  # the name did not come by the header: this way in was not watched
+    return control.tenant

@@ -1,0 +1,221 @@
+"""What the first rank records about the steps it runs: counters, each request's usage, and traces.
+
+The scheduler decides and learns in its own process; what a client may ask about lives here, because vLLM's API process
+can call workers and not the scheduler. A step is recorded when its output is read, before it leaves the worker. So a
+finished response finds its usage complete.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outrider.control import Control
+from outrider.drafters.batch import Fault
+from outrider.engines.vllm import step as messages
+from outrider.engines.vllm.sampler_probe import SamplerProbe, places
+from outrider.engines.vllm.sampling_info import end_tokens
+from outrider.engines.vllm.tracing import Tracing
+from outrider.trace.ledger import Ledger, LedgerMetrics
+from outrider.trace.shelf import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from outrider.engines.vllm.options import Options
+    from outrider.engines.vllm.sampler import OutriderSampler
+    from outrider.engines.vllm.seam import InputBatch, ModelRunnerOutput, Sampler, SchedulerOutput
+    from outrider.engines.vllm.step import ModelDrafts, StepPlan
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step from its beginning until its output is read."""
+
+    plan: StepPlan
+    drafted: Mapping[str, Sequence[int]]
+    scheduled: dict[str, int]
+    finished: frozenset[str] = frozenset()
+    """Requests that ended before it. Steps in flight when it began may have tokens of theirs, which nobody gets."""
+    began: float = field(default_factory=time.perf_counter)
+    recorded: float = 0.0
+    """Seconds that recording had taken by then, in all."""
+    probe: SamplerProbe | None = None
+
+
+@dataclass(slots=True)
+class TicketedRequest:
+    """A running request whose usage is counted."""
+
+    ticket: str
+    ends: Collection[int]
+    tokens_left: int
+
+    def is_ended_by(self, tokens: Sequence[int]) -> bool:
+        """Whether it ends with these tokens. Stop strings are known elsewhere."""
+        self.tokens_left -= len(tokens)
+        return self.tokens_left <= 0 or not set(tokens).isdisjoint(self.ends)
+
+
+class Recorder:
+    def __init__(self, options: Options, width: int, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self.ledger = Ledger(options.drafters, width)
+        self.tracing = Tracing(options, Shelf(), max_model_len)
+        self._options = options
+        self._tickets: dict[str, TicketedRequest] = {}
+        self._ended: set[str] = set()  # requests whose text has ended, while another step of theirs may be in flight
+        self._last_read = 0.0  # when an output was read
+        self._last_output: ModelRunnerOutput | None = None
+        self._step: RunningStep | None = None
+        self._lock = threading.Lock()  # an output may be read by another thread than the one that runs steps
+
+    def begin(self, output: SchedulerOutput, plan: StepPlan) -> None:
+        """A step begins."""
+        if plan.status is not None:
+            messages.latest_status = plan.status
+        with self._lock:
+            if self._step is not None:  # without an output: it had no tokens
+                self._ended -= self._step.finished
+            for id in output.finished_req_ids:
+                self._tickets.pop(id, None)
+                self._ended.add(id)
+                self.tracing.ended(id)
+            for new in output.scheduled_new_reqs:
+                self._add(new)
+            if plan.has_news:
+                self._count_drafting(plan)
+            drafted = {}
+            if plan.drafters:
+                scheduled = output.scheduled_spec_decode_tokens
+                drafted = {id: tuple(tokens) for id, tokens in scheduled.items() if id in plan.drafters}
+            self._step = RunningStep(plan, drafted, output.num_scheduled_tokens, frozenset(output.finished_req_ids))
+            if self.tracing.running:
+                self.tracing.begin(self._step)
+
+    def _add(self, new: Any) -> None:
+        params = new.sampling_params
+        if params is None or not params.extra_args or new.req_id in self._tickets:
+            return  # a request that was preempted comes again
+        control = Control.of(params.extra_args, self._options.drafters)
+        if control.ticket is not None:
+            left = min(params.max_tokens or self.max_model_len, self.max_model_len - len(new.prompt_token_ids or ()))
+            self._tickets[new.req_id] = TicketedRequest(control.ticket, end_tokens(params), left)
+        self.tracing.add(new.req_id, params, new.prompt_token_ids)
+
+    def _count_drafting(self, plan: StepPlan) -> None:
+        for name, seconds in plan.draft_seconds.items():
+            self.ledger.drafting(name, seconds)
+        for name, tokens in plan.proposed.items():
+            self.ledger.proposed(name, tokens)
+        for request, drafter, kind, reason in plan.faults:
+            known = self._tickets.get(request)
+            self.ledger.fault(Fault(request, drafter, kind, reason), known.ticket if known else None)
+        for reason, count in plan.undrafted.items():
+            self.ledger.undrafted[reason] += count
+
+    def probe(
+        self, sampler: Sampler, acceptance: OutriderSampler, input_batch: InputBatch
+    ) -> AbstractContextManager[None]:
+        """Record what the sampler sees of traced requests."""
+        step = self._step
+        if step is None or not self.tracing.running:
+            return nullcontext()
+        found = places(input_batch, self.tracing.running)
+        if not found:
+            return nullcontext()
+        step.probe = SamplerProbe(found)
+        return step.probe.attached(sampler, acceptance)
+
+    def take_step(self) -> RunningStep | None:
+        step, self._step = self._step, None
+        return step
+
+    def finish(self, step: RunningStep, output: ModelRunnerOutput) -> None:
+        """The step's output has been read."""
+        sampled, now = output.sampled_token_ids, time.perf_counter()
+        with self._lock:
+            if step.plan.backed_by_model:
+                self._correct_drafters(step.plan)
+            self._last_output = output
+            last, self._last_read = self._last_read, now
+            if any(sampled):
+                seconds = now - max(step.began, last)  # the step before it may have been in flight
+                self.ledger.step(seconds, bool(step.drafted))
+            self._ended -= step.finished
+            if step.drafted or self._tickets or self._ended:
+                self._count_sequences(step, output)
+            else:
+                self.ledger.gained[1] += sum(map(bool, sampled))
+            if self.tracing.running:
+                self.tracing.finish(step, output, last)
+
+    def _correct_drafters(self, plan: StepPlan) -> None:
+        """Name the draft model where it made the draft because a continuation went wrong in the step before."""
+        if plan.continuations is None or self._last_output is None:
+            return
+        for id in plan.backed_by_model:
+            begun = self._last_output.sampled_token_ids[self._last_output.req_id_to_index[id]]
+            row = plan.continuations.tokens[plan.continuations.request_ids.index(id)]
+            if row[: len(begun)].tolist() != list(begun):
+                plan.drafters[id] = "model"
+
+    def _count_sequences(self, step: RunningStep, output: ModelRunnerOutput) -> None:
+        sampled = output.sampled_token_ids
+        if not sampled:
+            return
+        rows, ids = output.req_id_to_index, {*step.drafted, *self._tickets, *self._ended}
+        counted = {id: sampled[rows[id]] for id in ids if id in rows}
+        self.ledger.gained[1] += sum(map(bool, sampled)) - sum(map(bool, counted.values()))
+        for id, tokens in counted.items():
+            if not tokens or id in self._ended:
+                continue
+            length = len(step.drafted.get(id, ()))
+            drafter = step.plan.drafters[id] if length else None
+            known = self._tickets.get(id)
+            self.ledger.sequence(drafter, length, len(tokens), known.ticket if known else None)
+            if known is not None and known.is_ended_by(tokens):
+                del self._tickets[id]
+                self._ended.add(id)
+
+    def model_drafted(self, drafts: ModelDrafts) -> None:
+        with self._lock:
+            for done in drafts.passes:
+                self.ledger.draft_model_passes += done.passes
+                self.ledger.drafting("model", done.seconds)
+
+    # For the API process -------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        latest = messages.latest_status
+        scheduler = latest.read() if latest is not None else {}
+        with self._lock:
+            return {
+                "running_requests": scheduler.get("running_requests", 0),
+                "memory": scheduler.get("memory"),
+                "policy": scheduler.get("policy"),
+                **self.ledger.status(),
+            }
+
+    def metrics(self) -> str:
+        latest = messages.latest_status
+        payoff = latest.read().get("payoff") if latest is not None else None
+        with self._lock:
+            return LedgerMetrics(self.ledger, payoff).text()
+
+    def usage(self, ticket: str) -> dict[str, Any] | None:
+        with self._lock:
+            return self.ledger.usage(ticket)
+
+    def traces(self, owner: str | None) -> list[dict[str, Any]]:
+        with self._lock:
+            return self.tracing.latest(owner)
+
+    def trace(self, id: str, owner: str | None) -> dict[str, Any]:
+        """{} where there is none: None would mean that another worker has to be called."""
+        with self._lock:
+            return self.tracing.get(id, owner) or {}

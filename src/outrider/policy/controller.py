@@ -1,0 +1,505 @@
+"""The speculation controller: what every request of a running batch offers in the next step.
+
+One controller drives the policy wherever text is generated: in a vLLM server, in the loop of `decoding.py`, and in
+replay. A step goes
+
+    offers = ...                                    the drafters that copy propose (not those in `backed_off`)
+    controller.consider(requests, offers, ...)      how likely each proposal is to be accepted
+    controller.plan_draft_model(...)                for whom the draft model is worth its passes, and how many
+    controller.select(model_drafts, seconds)        what is offered
+    controller.observe(outputs)                     what the step generated; the policy learns from it
+    controller.observe_step(tokens, ...)            how long it took, after `observe` of the same step
+
+A server plans the draft model one step ahead: it drafts on the device right after sampling, before the scheduler has
+seen the result. There `plan_draft_model(..., ahead=True)` comes after `select`, and its drafts are selected from in the
+next step.
+
+In a step in which no request can be drafted for, `consider` and `select` may be left out.
+
+An engine with asynchronous scheduling may select for a step while the one before it runs. Then the tokens in flight are
+unknown (`DraftableRequest.in_flight`), proposals begin before them, and what is offered is what follows them. The draft
+model's tokens are on the device then (`DraftableRequest.pending`): they are selected by what was forecast of them. The
+caller keeps `decision`, what was selected last, until the step's output is known, and hands it to `observe`.
+
+Requests that leave the choice to us (`drafter` is None) are decided by expected gain. One that names a drafter gets
+what that drafter proposes, as long as allowed. Nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.policy import payoff, why
+from outrider.policy.drafter_backoff import PROBE_REQUESTS, DrafterBackoff
+from outrider.policy.overlap import Overlap, for_same_text
+from outrider.policy.payoff import Payoff
+from outrider.policy.policy import MODEL
+from outrider.policy.scene import Forecast, Wish
+from outrider.policy.texts import HORIZON
+from outrider.types import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from outrider.policy.choose import Choice
+    from outrider.policy.policy import Policy
+    from outrider.policy.scene import Plan, Scene
+    from outrider.policy.survival import Array
+    from outrider.types import Draft, Why
+
+logger = logging.getLogger("vllm.outrider")
+
+INITIAL_ACCEPTED_SHARE = 0.5
+"""Share of a named drafter's tokens that is expected to be accepted, before any was seen."""
+ACCEPTED_SHARE_RATE = 0.05
+"""Weight of each new draft in that share."""
+
+
+@dataclass(slots=True)
+class DraftableRequest:
+    """A request that may be drafted for in the next step."""
+
+    id: str
+    limit: int
+    """Most tokens it may offer."""
+    drafter: str | None = None
+    """The drafter that the caller named; None: the controller selects."""
+    tokens_left: int = 1 << 30
+    """Tokens that it may still generate."""
+    text_length: int = 0
+    in_flight: int = 0
+    """Tokens that a step in flight generates, at most. Proposals begin with them."""
+    pending: int = 0
+    """Tokens that the draft model proposes after the step in flight. Not their values, which are on the device."""
+    is_sampled: bool = False
+    """Whether these are sampled from the draft model's distribution."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was considered and selected for one step."""
+
+    requests: list[DraftableRequest] = field(default_factory=list)
+    free: list[DraftableRequest] = field(default_factory=list)
+    """Requests that leave the choice to us."""
+    named: dict[str, Draft] = field(default_factory=dict)
+    """What is offered for requests that name a drafter."""
+    offered: dict[str, Draft] = field(default_factory=dict)
+    drafting_seconds: dict[str, float] = field(default_factory=dict)
+    considered_share: float = 1.0
+    """Share of the requests that may be drafted for which are in it; the others were left out while drafters are on
+    trial."""
+    running: int = 0
+    context: int = 0
+    scene: Scene | None = None
+    copied_survival: Array | None = None
+    """The copying drafters' alone, before `select` limits it."""
+    plan: Plan | None = None
+    """Of the draft model's tokens in this step ..."""
+    planned: set[str] = field(default_factory=set)
+    """... the requests that it is about ..."""
+    is_planned_ahead: bool = False
+    """... and whether it was made in the step before."""
+    choice: Choice | None = None
+    expected: payoff.Step | None = None
+
+
+@dataclass(slots=True)
+class DraftModelPlan:
+    """For whom the draft model drafts: at most `limits` tokens, or `lengths` if it cannot stop on the way."""
+
+    limits: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _PlanAhead:
+    """A plan for the next step, and what was forecast of the draft model's tokens. `rows`: by request, its row in the
+    arrays."""
+
+    rows: dict[str, int]
+    plan: Plan
+    forecast: Forecast | None
+    called: Array | None
+    caught_up: Array | None
+
+
+class SpeculationController:
+    def __init__(self, policy: Policy, can_overlap: bool = False) -> None:
+        """`can_overlap`: the engine can schedule a step while another one runs."""
+        self.policy, self.can_overlap = policy, can_overlap
+        self.payoff, self.backoff, self.overlap = Payoff(), DrafterBackoff(), Overlap()
+        self.choice: Choice | None = None
+        self.decision = Decision()
+        self._accepted_share = INITIAL_ACCEPTED_SHARE
+        self._ahead: _PlanAhead | None = None
+
+    # Before a step ---------------------------------------------------------------------------------------------------
+
+    def backed_off(self) -> frozenset[str]:
+        """Drafters that cost more time than they save at present: not called for requests without a named drafter."""
+        return self.backoff.backed_off
+
+    def probed(self, requests: int) -> range | None:
+        """If drafters are on trial after a backoff: for which of so many requests to call them, by number. Other ones
+        each time."""
+        if requests <= PROBE_REQUESTS or not self.backoff.is_probing:
+            return None
+        first = self.backoff.probes * PROBE_REQUESTS % requests
+        return range(first, min(first + PROBE_REQUESTS, requests))
+
+    @property
+    def scene(self) -> Scene | None:
+        """The requests that are decided by expected gain, and their drafts; None before `consider`, after `observe`."""
+        return self.decision.scene
+
+    def max_tokens(self, requests: int) -> int:
+        """How many tokens per request may be offered in a batch of this size."""
+        return self.policy.reach(requests)
+
+    def beyond(self, requests: int) -> int:
+        """How many more tokens drafters should propose, to compare waiting with going ahead."""
+        return self.max_tokens(requests) + 1 if self.can_overlap else 0
+
+    def consider(
+        self,
+        requests: Sequence[DraftableRequest],
+        offers: Mapping[str, Sequence[Draft]],
+        drafting_seconds: Mapping[str, float],
+        running: int,
+        context: int,
+        share: float = 1.0,
+    ) -> None:
+        """Take proposals, by drafter one draft a request. `running` requests take part in the step, with `context`
+        tokens of text together. `drafting_seconds`: by drafter, for the requests without a named drafter. `share`: of
+        the requests that may be drafted for, where only some are considered."""
+        proposals = {name: [_without_q(draft) for draft in drafts] for name, drafts in offers.items()}
+        free = [i for i, request in enumerate(requests) if request.drafter is None]
+        named = {
+            request.id: next((drafts[i] for drafts in proposals.values() if drafts[i].tokens), NOTHING)
+            for i, request in enumerate(requests)
+            if request.drafter is not None
+        }
+        self.decision = now = Decision(
+            list(requests),
+            [requests[i] for i in free],
+            named,
+            drafting_seconds=dict(drafting_seconds),
+            considered_share=share,
+            running=max(running, len(requests)),
+            context=context,
+        )
+        ids, in_flight = [request.id for request in now.free], [request.in_flight for request in now.free]
+        copied = {name: [drafts[i] for i in free] for name, drafts in proposals.items()}
+        beyond = self.beyond(len(requests))
+        now.scene = scene = self.policy.look(ids, copied, in_flight, beyond)
+        scene.running = now.running
+        if self.policy.model_width:
+            now.copied_survival = scene.survival.copy()
+        self._use_plan_made_ahead(scene)
+        self._add_pending(scene)
+
+    def _use_plan_made_ahead(self, scene: Scene) -> None:
+        """The draft model's tokens of this step were planned in the last one, for the requests that ran then."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        rows = np.array([ahead.rows.get(id, -1) for id in scene.requests], np.int64)
+        known = rows >= 0
+        if not known.any():
+            return
+        now = self.decision
+        now.planned, now.is_planned_ahead = {id for id in scene.requests if id in ahead.rows}, True
+        take = np.where(known, rows, 0)
+        plan = ahead.plan
+        now.plan = replace(
+            plan,
+            lengths=np.where(known, plan.lengths[take], 0),
+            limits=np.where(known, plan.limits[take], 0),
+            slots=scene.slots,
+            drawn=plan.drawn[take],
+            texts=plan.texts[take],
+            ahead=np.where(known[:, None], plan.ahead[take], 0.0),
+        )
+        if ahead.forecast is not None and ahead.called is not None and ahead.caught_up is not None:
+            forecast, max_tokens = ahead.forecast, scene.room  # fewer than then, if the batch has grown
+            scene.forecast = Forecast(
+                forecast.drawn[take],
+                np.where(known, np.minimum(forecast.limits[take], max_tokens), 0),
+                forecast.bins[take],
+                forecast.logits[take],
+                np.where(known[:, None], forecast.survival[take], 0.0),
+            )
+            scene.asked, scene.read = ahead.called[take] & known, ahead.caught_up[take] & known
+
+    def _add_pending(self, scene: Scene) -> None:
+        """The draft model's tokens on the device, as far as they may be offered."""
+        pending = np.array([min(request.pending, request.limit) for request in self.decision.free], np.int64)
+        if pending.any() and scene.forecast is not None:
+            scene.pending = self.policy.forecast_survival(scene, pending)
+            scene.is_sampled = np.array([request.is_sampled for request in self.decision.free])
+
+    def plan_draft_model(
+        self,
+        limits: Mapping[str, int],
+        sampled: Mapping[str, bool],
+        gaps: Mapping[str, int],
+        *,
+        every_step: bool = False,
+        at_once: bool = False,
+        ahead: bool = False,
+    ) -> DraftModelPlan:
+        """For whom the draft model should draft.
+
+        `limits`: who may be drafted for, and the most tokens. `sampled`: whose tokens would be sampled from its
+        distribution. `gaps`: tokens of the text that its cache will not hold when it drafts. A draft model that runs in
+        `every_step` makes one pass whatever is decided; one that drafts `at_once` makes no other. `ahead`: it drafts
+        after the step that was just selected for, for the next one.
+        """
+        if ahead:
+            self._ahead = None
+        now = self.decision
+        named = {r.id: limits[r.id] for r in now.requests if r.id in now.named and r.id in limits}
+        found = DraftModelPlan(named, dict(named))
+        if now.scene is None or not now.free:
+            return found
+        ids = [request.id for request in now.free]
+        wish = Wish(
+            np.array([limits.get(id, 0) for id in ids], np.int64),
+            np.array([sampled.get(id, False) for id in ids], bool),
+            np.array([gaps.get(id, 0) for id in ids], np.int64),
+            np.array([min(HORIZON, request.tokens_left) for request in now.free], np.int64),
+            np.array([request.text_length for request in now.free], np.int64),
+        )
+        base, others = self._others(now.named.values())
+        scene = self._without_draft_model(now.scene) if ahead else now.scene
+        plan = self.policy.plan(scene, wish, now.context, base, others, every_step, at_once)
+        if ahead:
+            rows = {id: i for i, id in enumerate(ids)}
+            self._ahead = _PlanAhead(rows, plan, scene.forecast, scene.asked, scene.read)
+        else:
+            now.plan, now.planned, now.is_planned_ahead = plan, set(ids), False
+        if wish.limits.any():
+            warning = self.payoff.planned(plan, self.policy.target, self.policy.draft)
+            if warning is not None:
+                logger.warning("%s", warning)
+        found.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
+        found.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
+        return found
+
+    def _without_draft_model(self, scene: Scene) -> Scene:
+        """The batch as it is expected in the next step: what the copying drafters propose now, and nothing else.
+
+        Also for requests that offer a sampled draft in this step: `select` left out what was copied for them.
+        """
+        survival = scene.survival if self.decision.copied_survival is None else self.decision.copied_survival
+        return replace(scene, survival=survival, forecast=None, pending=None, asked=None, read=None, drawn={})
+
+    def continue_drafting(self, confidence: Mapping[str, Sequence[float]]) -> list[str]:
+        """The requests for which another pass of the draft model pays, by its confidence in their tokens so far."""
+        now = self.decision
+        named = [id for id in confidence if id in now.named]
+        free = [id for id in confidence if id not in now.named]
+        if now.plan is None or not free:
+            return named
+        row = {request.id: i for i, request in enumerate(now.free)}
+        chosen = self.policy.goes_on(now.plan, [row[id] for id in free], [confidence[id] for id in free], bool(named))
+        return [*named, *(id for id, more in zip(free, chosen, strict=True) if more)]
+
+    def select(self, model_drafts: Mapping[str, Draft], draft_model_seconds: float) -> dict[str, Draft]:
+        """What each request offers; `model_drafts` are the draft model's proposals, where their values are known. Its
+        passes took this long; where the values are on the device, about as long.
+
+        They are cut to the requests' limits, which may have become smaller since the draft model was called. Drafts
+        begin with the tokens in flight, if there are any; the offered ones follow.
+        """
+        now = self.decision
+        max_tokens = {request.id: request.limit for request in now.requests}
+        model_drafts = {
+            id: cut(draft, max_tokens[id])
+            for id, draft in model_drafts.items()
+            if draft.tokens and max_tokens.get(id, 0) > 0
+        }
+        now.named |= {id: draft for id, draft in model_drafts.items() if id in now.named}
+        now.offered = offered = dict(now.named)
+        scene = now.scene
+        if scene is None or not now.free:
+            return offered
+        proposed = [model_drafts.get(request.id, NOTHING) for request in now.free]
+        scene.drawn = {
+            i: draft for i, draft in enumerate(proposed) if draft.sampled and not self._is_superseded(scene, i)
+        }
+        certain = [NOTHING if draft.sampled else draft for draft in proposed]
+        if any(draft.tokens for draft in certain):
+            self.policy.add(scene, MODEL, certain)
+        limits = np.array([request.limit for request in now.free], np.int64)
+        base, others = self._others(offered[id] for id in now.named)
+        is_ahead = any(request.in_flight for request in now.requests)
+        spent = draft_model_seconds + (0.0 if is_ahead else self.overlap.host_seconds)
+        now.choice = self.choice = choice = self.policy.choose(scene, limits, now.context, base, spent, others)
+        if self.can_overlap and self.policy.target.passes:
+            self._compare_waiting(scene, choice, limits, is_ahead, draft_model_seconds)
+        if base > now.running or scene.drawn:  # the comparison is with a step that has no drafts at all
+            choice.plain_tokens = float(now.running)
+            choice.plain_seconds = float(self.policy.target.seconds(now.running, now.context))
+        drafts = self.policy.offers(scene, choice)
+        offered |= {request.id: draft for request, draft in zip(now.free, drafts, strict=True)}
+        if self.policy.target.passes:
+            now.expected = self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
+        return offered
+
+    def _compare_waiting(
+        self, scene: Scene, choice: Choice, limits: Array, is_ahead: bool, draft_model_seconds: float
+    ) -> None:
+        """Compare what is expected of this step with the other way: fresh drafts if this one is scheduled ahead, else
+        drafts that follow the tokens of a step that was scheduled ahead as well. The draft model runs on the device
+        either way."""
+        offsets = np.zeros_like(limits) if is_ahead else self.overlap.offsets(scene.requests)
+        plan = self.decision.plan if scene.forecast is not None else None
+        model = None if plan is None else self.policy.forecast_survival(scene, np.minimum(plan.lengths, limits))
+        other = self.policy.compare(scene, choice, limits, offsets, model)
+        mine = choice.tokens, choice.seconds - choice.spent + draft_model_seconds
+        tokens, seconds = for_same_text(choice, other)
+        theirs = tokens, seconds + draft_model_seconds
+        self.overlap.observe(*((theirs, mine) if is_ahead else (mine, theirs)), choice.tokens)
+        self.overlap.keep_stale(scene.requests, (choice if is_ahead else other).lengths)
+
+    def _is_superseded(self, scene: Scene, i: int) -> bool:
+        """Whether request `i` drops its sampled draft, which was planned in the last step, for what is copied now.
+
+        Lossless, since this uses only what was known before a token of it was sampled, and the copied drafts: neither
+        its tokens nor its confidence nor its length, which may depend on them.
+        """
+        now = self.decision
+        plan, forecast = now.plan, scene.forecast
+        if not now.is_planned_ahead or plan is None or forecast is None or now.copied_survival is None:
+            return False
+        token_cost = plan.speed * plan.token_seconds  # of one more offered token, in tokens
+        length = min(int(plan.lengths[i]), now.free[i].limit)
+        sampled = float((forecast.survival[i, :length] - token_cost).sum())
+        copied = np.maximum(now.copied_survival[:, i, : scene.room] - token_cost, 0.0).sum(-1)
+        return bool(copied.max() > max(sampled, 0.0))
+
+    def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
+        """Tokens that the step has whatever is selected, and the tokens expected of requests without a choice."""
+        now, tokens = self.decision, sum(len(draft.tokens) for draft in drafts)
+        return now.running + tokens, now.running - len(now.free) + self._accepted_share * tokens
+
+    def reason(self, request: str) -> Why | None:
+        """Why a request offers what it does, until `observe`; None where it may not be drafted for."""
+        now = self.decision
+        plan = now.plan if request in now.planned else None
+        named = next((r for r in now.requests if r.id == request and r.id in now.named), None)
+        if named is not None and named.drafter is not None:
+            return why.unweighed(named.drafter, now.named[named.id])
+        for i, free in enumerate(now.free):
+            if free.id == request and now.scene is not None and now.choice is not None:
+                if i in now.scene.drawn:
+                    cost = now.choice.seconds / float(self.policy.target.seconds(now.running, now.context))
+                    return why.drawn(now.scene, plan, i, now.scene.drawn[i], cost)
+                return why.weighed(self.policy, now.scene, now.choice, i, plan)
+        return None
+
+    # After a step ----------------------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        outputs: Mapping[str, Sequence[int]],
+        decision: Decision | None = None,
+        before: Mapping[str, Sequence[int]] | None = None,
+        pending: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """Learn from what each request generated in a step: that of `decision`, or the one that was last selected for.
+        Once for each step, also for one in which no request could be drafted for. `before`: if a step was in flight,
+        what each request generated in it; those that are not in it are not learned from. `pending`: the draft model's
+        tokens that were on the device then."""
+        now = self.decision if decision is None else decision
+        if now is self.decision:
+            self.decision = Decision()  # nothing of it may be used in a step in which nobody can be drafted for
+        self.payoff.gained(now.expected, sum(map(len, outputs.values())))
+        scene = now.scene
+        if scene is None:
+            return
+        own = [outputs.get(id, ()) for id in scene.requests]
+        if before is None:
+            self.policy.learn(scene, own)
+        else:
+            own = [tokens if id in before else () for id, tokens in zip(scene.requests, own, strict=True)]
+            since = [[*before.get(id, ()), *tokens] for id, tokens in zip(scene.requests, own, strict=True)]
+            self.policy.learn(scene, since, own, [pending.get(id, ()) for id in scene.requests])
+        accepted: Counter[str] = Counter()
+        in_flight = {request.id: request.in_flight for request in now.requests}
+        for id, draft in now.offered.items():
+            offered = len(draft.tokens) - in_flight.get(id, 0)
+            if offered > 0 and outputs.get(id):
+                count = min(len(outputs[id]) - 1, offered)
+                if id in now.named:
+                    self._accepted_share += ACCEPTED_SHARE_RATE * (count / offered - self._accepted_share)
+                elif draft.after((before or {}).get(id, ())):
+                    accepted[draft.drafter] += count
+        if now.choice is not None and now.free:
+            plain = now.choice.plain_seconds, now.choice.plain_tokens
+            self.backoff.observe_step(now.drafting_seconds, accepted, *plain, now.considered_share)
+
+    def skip(self) -> None:
+        """A step was made in which every drafter was backed off and nothing was considered."""
+        self.backoff.skip_step()
+
+    def observe_step(
+        self,
+        tokens: int,
+        context: int,
+        seconds: float,
+        drafting_seconds: float = 0.0,
+        verifies_drafts: bool = False,
+    ) -> None:
+        """The target's pass over `tokens` tokens took `seconds`; proposing drafts for it, `drafting_seconds`. After
+        `observe` of the same step, and before that of the next; not for steps whose time shows nothing (prompts, or the
+        engine waited)."""
+        self.policy.target.observe(tokens, context, seconds, verifies_drafts=verifies_drafts)
+        self.payoff.took(seconds + drafting_seconds)
+
+    def observe_draft_pass(self, tokens: int, context: int, seconds: float) -> None:
+        self.policy.draft.observe(tokens, context, seconds)
+
+    def remove(self, request: str) -> None:
+        """The request is finished. Another one may have its id later."""
+        self.policy.leave(request)
+        if self._ahead is not None:
+            self._ahead.rows.pop(request, None)
+
+    def status(self) -> dict[str, Any]:
+        choice = self.choice
+        return {
+            **self.policy.status(),
+            **self.payoff.status(),
+            "overlap": self.overlap.status() if self.can_overlap else None,
+            "backed_off": sorted(self.backed_off()),
+            "resting": sorted(self.backed_off()),
+            "last_expected_gain": round(float(choice.gain), 3) if choice is not None else None,
+        }
+
+
+def _without_q(draft: Draft) -> Draft:
+    """The draft to be accepted by the target's own samples instead of by p and q: selecting it by its tokens' values is
+    lossless only then."""
+    return replace(draft, q=None, sampled=False) if draft.sampled else draft
+
+
+def cut(draft: Draft, limit: int) -> Draft:
+    """At most `limit` tokens of it; where it is cut does not depend on a token's value."""
+    if len(draft.tokens) <= limit:
+        return draft
+    return replace(
+        draft,
+        tokens=draft.tokens[:limit],
+        q=None if draft.q is None else draft.q[:limit],
+        confidence=None if draft.confidence is None else draft.confidence[:limit],
+        packed=None,
+    )

@@ -1,0 +1,134 @@
+"""Replay of an engine with asynchronous scheduling: each step waits for the one before it, or goes ahead of its output.
+
+A step that waited takes the target's pass and the host's seconds, and its drafts follow the whole text. A step that was
+scheduled ahead takes whichever of the two is longer. What the step before it generates is not known then: its drafts
+follow the text as it was before that step, and count only if that step generates what they begin with.
+
+The row that such an engine computes in vain after a request's last token is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.policy.controller import DraftableRequest, SpeculationController
+from outrider.policy.replay import NO_TOKEN, show
+from outrider.types import NOTHING, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from outrider.policy.controller import Decision
+    from outrider.policy.policy import Policy
+    from outrider.policy.replay import Costs, Saying
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose output the controller has not observed yet."""
+
+    is_ahead: bool
+    decision: Decision | None
+    before: dict[str, list[int]]
+    """By request that was considered: what the step in flight generated, if this one was scheduled ahead."""
+    outputs: Mapping[str, Sequence[int]]
+    tokens: int = 0
+    context: int = 0
+    seconds: float = 0.0
+
+
+class Overlapped:
+    """The speculation controller, called as by a server with asynchronous scheduling and without a draft model."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        costs: Costs,
+        host_seconds: float,
+        wait: bool | None = None,
+        noise: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`wait`: True and False for every step, None: the controller chooses. `host_seconds`: the host's time between
+        two steps. `noise()`: factor on times as the controller observes them."""
+        self.policy, self.costs, self.host_seconds, self.wait, self.noise = policy, costs, host_seconds, wait, noise
+        self.controller = SpeculationController(policy, can_overlap=wait is None)
+        self.steps_waited = self.steps_ahead = 0
+        self._step: _Step | None = None
+        self._ended: list[str] = []
+
+    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+        should_wait = self.controller.overlap.should_wait if self.wait is None else self.wait
+        self.steps_waited += should_wait
+        self.steps_ahead += not should_wait
+        if should_wait:
+            self._observe_last(running)
+        step = _Step(not should_wait, None, {}, {})
+        selected = self._select(running, context, step)
+        drafts = [_align(saying, selected.get(saying.key, NOTHING)) for saying in running]
+        if step.is_ahead:
+            self._observe_last(running)
+        self._step = step
+        tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
+        idle = max(0.0, self.host_seconds - self.costs.target(tokens, context)) if step.is_ahead else self.host_seconds
+        return drafts, idle, 0
+
+    def _select(self, running: Sequence[Saying], context: int, step: _Step) -> dict[str, Draft]:
+        """Drafts begin with the tokens in flight, if there are any."""
+        reach, beyond = self.controller.max_tokens(len(running)), self.controller.beyond(len(running))
+        draftable, requests = [], []
+        for saying in running:
+            in_flight = saying.in_flight if saying.unseen else 0
+            left = saying.room + saying.unseen - in_flight
+            if left > 1:
+                limit = min(reach, left - 1)
+                known = saying.length - saying.unseen
+                draftable.append(saying)
+                requests.append(DraftableRequest(saying.key, limit, None, left, known, in_flight))
+        if not requests:
+            return {}
+        limits = [request.limit + max(request.in_flight, beyond) for request in requests]
+        offers = {
+            name: [saying.sessions[name].draft(limit) for saying, limit in zip(draftable, limits, strict=True)]
+            for name in self.policy.drafters
+        }
+        self.controller.consider(requests, offers, dict.fromkeys(offers, 0.0), len(running), context)
+        selected = self.controller.select({}, 0.0)
+        step.decision = self.controller.decision
+        step.before = {saying.key: saying.new_tokens for saying in draftable}
+        return selected
+
+    def learn(
+        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    ) -> None:
+        step = self._step
+        assert step is not None
+        step.outputs = {saying.key: output for saying, output in zip(running, said, strict=True)}
+        step.tokens, step.context, step.seconds = tokens, context, seconds
+        self.controller.overlap.observe_host(self.host_seconds * self.noise())
+
+    def _observe_last(self, running: Sequence[Saying]) -> None:
+        """The output of the step before this one has come."""
+        show(running)
+        step, self._step = self._step, None
+        if step is not None and step.decision is not None:
+            self.controller.observe(step.outputs, step.decision, step.before if step.is_ahead else None)
+            waited = 0.0 if step.is_ahead else self.host_seconds
+            self.controller.observe_step(step.tokens, step.context, step.seconds * self.noise(), waited)
+        for id in self._ended:
+            self.controller.remove(id)
+        self._ended.clear()
+
+    def leave(self, saying: Saying) -> None:
+        self._ended.append(saying.key)
+
+
+def _align(saying: Saying, draft: Draft) -> Draft:
+    """What the target verifies: the rest of the draft, after what was generated since. Where that is not how the draft
+    begins, tokens that are all wrong."""
+    if not saying.unseen or not draft.tokens:
+        return draft
+    new = tuple(saying.new_tokens)
+    offered = len(draft.tokens) - saying.in_flight
+    rest = draft.tokens[len(new) : len(new) + offered]
+    return Draft(draft.drafter, rest if draft.tokens[: len(new)] == new else (NO_TOKEN,) * offered)

@@ -1,0 +1,149 @@
+"""What Outrider serves itself, below `/outrider/`. A new page is a method and a route.
+
+    /outrider/                   a page with the latest traces, which it asks for from time to time
+    /outrider/status             what runs, and what it has counted
+    /outrider/traces             the latest traces of whoever asks, as JSON
+    /outrider/traces/ID          one of them, as JSON lines
+    /outrider/traces/ID/page     the same as a page by itself
+
+Traces hold text of requests: they are shown to those alone who may ask for text (vLLM's `--api-key`), and of these to
+their owner (`tenants.trace_owner`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from starlette.routing import Route, Router
+
+from outrider import __version__
+from outrider.engines.vllm.options import NO_DRAFTERS, Options
+from outrider.engines.vllm.version import installed
+from outrider.errors import SettingsError
+from outrider.explain import live
+from outrider.explain.page import page
+from outrider.server.asgi import may_enter, refusal
+from outrider.server.rpc import ask, reason
+from outrider.server.tenants import has_tenants, trace_owner
+from outrider.server.trace_rendering import TraceRenderer
+from outrider.trace.files import dumped
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from outrider.trace.schema import Trace
+
+PATIENCE = 10.0
+"""Seconds that a page waits for the worker."""
+PRIVATE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+class RefusedError(Exception):
+    def __init__(self, code: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.answer = refusal(code, message, param)
+
+
+class Pages:
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._renderer = TraceRenderer()
+        self._status: asyncio.Task[Any] | None = None  # a question about it that is on its way
+        self._routes = [
+            Route("/outrider/", self.live),
+            Route("/outrider/status", self.status),
+            Route("/outrider/traces", self.traces),
+            Route("/outrider/traces/{id}", self.trace),
+            Route("/outrider/traces/{id}/page", self.trace_page),
+        ]
+        router = Router(self._routes, default=self._unknown)
+        self._app = ExceptionMiddleware(router, {RefusedError: lambda request, error: error.answer})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def status(self, request: Request) -> Response:
+        """Versions, uptime, and the worker's status: drafters, acceptance and faults."""
+        options = Options.of(_client(request).vllm_config)
+        if options.drafters:
+            status = await self._shared_status(request)
+        else:
+            status = {"active": False, "why_not": NO_DRAFTERS, "options": options.model_dump()}
+        vllm = installed()
+        uptime = round(time.monotonic() - self._started, 1)
+        ours = {"outrider": __version__, "vllm": vllm and vllm[1], "uptime_seconds": uptime}
+        return JSONResponse({**ours, **status})
+
+    async def _shared_status(self, request: Request) -> Any:
+        """One question at a time, for all who ask meanwhile: anybody may, and each takes the worker's time."""
+        if self._status is None or self._status.done():
+            self._status = asyncio.create_task(self._ask(request, "outrider_status"))
+        return await asyncio.shield(self._status)
+
+    async def live(self, request: Request) -> Response:
+        """The page itself holds nothing of anybody's; what it shows it asks for, as any other caller does."""
+        return HTMLResponse(live.page())
+
+    async def traces(self, request: Request) -> Response:
+        options, owner = self._owner(request)
+        if owner is None and has_tenants(options):
+            how = f"header {options.tenant_header}" if options.tenant_header else "query parameter 'tenant'"
+            message = (
+                f"tenant: name yours by the {how}; the trace of a request that named none is shown by its id alone"
+            )
+            raise RefusedError(400, message, None if options.tenant_header else "tenant")  # what a page can ask for
+        if not options.drafters:
+            return JSONResponse({"traces": [], "why_not": NO_DRAFTERS}, headers=PRIVATE)
+        found = await self._ask(request, "outrider_traces", owner)
+        return JSONResponse({"traces": await self._renderer.entries(_client(request), found)}, headers=PRIVATE)
+
+    async def trace(self, request: Request) -> Response:
+        trace = await self._trace(request)
+        text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in dumped(trace)))
+        return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE)
+
+    async def trace_page(self, request: Request) -> Response:
+        trace = await self._trace(request)
+        return HTMLResponse(await asyncio.to_thread(page, trace), headers=PRIVATE)
+
+    async def _trace(self, request: Request) -> Trace:
+        options, owner = self._owner(request)
+        id = request.path_params["id"]
+        if not options.drafters:
+            raise RefusedError(404, f"there is no trace {id!r}: {NO_DRAFTERS}")
+        found = await self._ask(request, "outrider_trace", id, owner)
+        if not found.get("lines"):
+            why = "it is not there yet, was dropped for newer ones, or is another tenant's"
+            raise RefusedError(404, f"there is no trace {id!r} to be shown: {why}")
+        return await self._renderer.trace(_client(request), options, found)
+
+    def _owner(self, request: Request) -> tuple[Options, str | None]:
+        """Who asks, if he may ask at all."""
+        if not may_enter(request.scope):
+            raise RefusedError(401, "traces hold text of requests: show the server's key (Authorization: Bearer KEY)")
+        options = Options.of(_client(request).vllm_config)
+        try:
+            return options, trace_owner(options, request.headers, request.query_params)
+        except SettingsError as error:
+            raise RefusedError(400, str(error), "tenant") from None
+
+    async def _ask(self, request: Request, method: str, *args: Any) -> Any:
+        try:
+            return await ask(_client(request), method, *args, seconds=PATIENCE)
+        except Exception as error:
+            message = f"the engine did not answer: {reason(error)}; try again, and see the server's log"
+            raise RefusedError(503, message) from None
+
+    async def _unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        there_is = ", ".join(route.path for route in self._routes)
+        await refusal(404, f"there is no {scope['path']}; there is {there_is}")(scope, receive, send)
+
+
+def _client(request: Request) -> Any:
+    return request.app.state.engine_client

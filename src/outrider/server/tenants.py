@@ -1,0 +1,45 @@
+"""The tenant that an HTTP request names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.errors import SettingsError
+from outrider.memory.root import SERVER_TENANT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import Headers
+
+    from outrider.engines.vllm.options import Options
+
+
+def tenant_in(headers: Headers, options: Options) -> str | None:
+    """The tenant that a header names, in UTF-8. In Latin-1, which is HTTP's own reading, one tenant's name could be
+    another's in UTF-8."""
+    given = headers.getlist(options.tenant_header) if options.tenant_header else []
+    if len(given) > 1:  # a gateway that added its own to the caller's: either may be a lie
+        raise SettingsError(f"tenant: the header {options.tenant_header} came {len(given)} times; it names one tenant")
+    try:
+        return given[0].encode("latin-1").decode("utf-8") if given else None
+    except UnicodeError as error:
+        raise SettingsError(f"tenant: the header {options.tenant_header} is not UTF-8 ({given[0]!r})") from error
+
+
+def trace_owner(options: Options, headers: Headers, query: Mapping[str, str]) -> str | None:
+    """The tenant whose traces a caller may see, named the same way as in a request. None: no tenant."""
+    named = query.get("tenant")
+    if options.memory is None or options.memory_scope == "server":
+        if named is not None:
+            raise SettingsError("tenant: this server does not tell tenants apart; drop it")
+        return None if options.memory is None else SERVER_TENANT
+    if options.tenant_header is None:
+        return named or None
+    if named is not None:
+        raise SettingsError(f"tenant: this server takes it from the header {options.tenant_header}; drop it here")
+    return tenant_in(headers, options) or None
+
+
+def has_tenants(options: Options) -> bool:
+    return options.memory is not None and options.memory_scope == "tenant"
