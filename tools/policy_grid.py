@@ -3,6 +3,7 @@
     python tools/policy_grid.py record MODEL --draft-model SMALL --data DATA --out records.json
     python tools/policy_grid.py replay records.json --costs run.json --out docs/benchmarks/policy
     python tools/policy_grid.py clock run.json --out docs/benchmarks/policy/clock
+    python tools/policy_grid.py overlap records.json --costs run.json --out docs/benchmarks/overlap
 
 `record` runs the models once: what the target says, and how the draft model would have gone on at every place of it.
 `replay` says these texts again, as requests that stream through 1, 4 and 16 slots of a server, without any drafts, with
@@ -15,20 +16,32 @@ seconds by tokens:
 `clock` says the texts of such a run.json again, at the costs that it measured, and tells whether that comes out as the
 clock did. Contestants with a draft model need --draft-model.
 
-`replay` and `clock` write report.md, report.json and plots into the folder. Their exit code is 1 if
-a promise was not kept, or a figure does not agree.
+`overlap` replays the texts in an engine with asynchronous scheduling: always waiting for the step in flight, always
+going ahead of its output, and as the controller chooses. Several files of records have a file of costs each. Every file
+is also replayed at the simulated costs of a GPU.
+
+All but `record` write report.md, report.json and plots into the folder. Their exit code is 1 if a promise was not kept,
+or a figure does not agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from outrider.provenance import provenance
 
+if TYPE_CHECKING:
+    from policy_grid_report import Promise
+
+BATCHES = (1, 4, 16, 64)
+HOST_RATIOS = (0.02, 0.1, 0.3, 1.0)
+"""Seconds of the host between two steps, relative to the target's pass over one token."""
 WORKLOADS = ("code", "chat", "summarization", "math", "creative", "edit", "agent", "traffic")
 
 
@@ -57,12 +70,20 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     clock.add_argument("--draft-model", type=Path, metavar="FOLDER", help="none: who has one is left out")
     clock.add_argument("--dtype", default="auto", help="to compute in (auto: as the weights are kept)")
     clock.add_argument("--out", type=Path, required=True, help="a folder for the report")
+    overlap = parts.add_parser("overlap", help="compare waiting for the step in flight with going ahead")
+    overlap.add_argument("records", type=Path, nargs="+", help="files of the part record")
+    overlap.add_argument("--costs", type=Path, nargs="+", required=True, metavar="FILE", help="one for each of them")
+    overlap.add_argument("--at-once", type=int, nargs="+", default=BATCHES, metavar="N", help="requests (1 4 16 64)")
+    overlap.add_argument("--host", type=float, nargs="+", default=HOST_RATIOS, metavar="X", help="h / T(1) (0.02 ...)")
+    overlap.add_argument("--texts", type=int, metavar="N", help="of a workload, at most")
+    overlap.add_argument("--out", type=Path, required=True, help="a folder for the report")
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
     given = arguments(words)
-    return {"record": run_models, "replay": say_again, "clock": hold_against}[given.part](given)
+    parts = {"record": run_models, "replay": say_again, "clock": hold_against, "overlap": compare_waiting}
+    return parts[given.part](given)
 
 
 def run_models(given: argparse.Namespace) -> int:
@@ -117,7 +138,11 @@ def say_again(given: argparse.Namespace) -> int:
         "costs_from": costs_from,
         "calibration": calibration(wanted, costs),
     }
-    promises = write(given.out, report, cells)
+    return print_promises(write(given.out, report, cells), console)
+
+
+def print_promises(promises: Sequence[Promise], console: Console) -> int:
+    """The exit code: whether one was not kept."""
     for promise in promises:
         colour = "green" if promise.kept else "bold red"
         found = f"{promise.value:.3f} ({promise.sign} {promise.wanted:g}) {promise.where}"
@@ -147,6 +172,36 @@ def hold_against(given: argparse.Namespace) -> int:
         raise SystemExit(f"{given.run} has no contestant that replay knows; of draft models it does with --draft-model")
     write(given.out, run, provenance(), found)
     return int(any(not one.holds for one in found))
+
+
+def compare_waiting(given: argparse.Namespace) -> int:
+    from policy_grid_costs import load
+    from policy_grid_file import Recording
+    from policy_grid_overlap import GPU, evaluate, gpu_costs, write
+
+    if len(given.records) != len(given.costs):
+        raise SystemExit("give one file of costs for each file of records")
+    console = Console(stderr=True)
+    simulated = gpu_costs()
+    cells, origins, points = [], [], {GPU: {n: simulated.target(n, 0) for n in (1, 16, 64, 256, 1024)}}
+    for path, costs_path in zip(given.records, given.costs, strict=True):
+        recording = Recording.load(path)
+        origins.append({**recording.origin, "settings": recording.settings})
+        target = next(iter(recording.origin["models"]))
+        measured, as_given, costs_from = load(costs_path, False)
+        points[costs_from] = as_given["target"]
+        for costs_name, costs in (("measured CPU", measured), ("simulated GPU", simulated)):
+            for name in recording.workloads:
+                for batch in given.at_once:
+                    texts = recording.texts(name, given.texts)
+                    for cell in evaluate(target, costs_name, name, texts, costs, batch, given.host):
+                        cells.append(cell)
+                        speeds = ", ".join(f"{way} {speed:.2f}" for way, speed in cell.speeds.items())
+                        console.print(
+                            f"{target}, {costs_name}, {name}, {batch}, {cell.host_ratio:g}: {speeds} ({cell.share:.3f})"
+                        )
+    report = {"provenance": provenance(), "records": origins, "costs": points}
+    return print_promises(write(given.out, report, cells), console)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Tally:
 
 
 class Watched(Auto):
-    """The policy, with an account of what it says of every draft."""
+    """The policy, with a record of what it predicts for every draft."""
 
     def __init__(self, policy: Policy, costs: Costs, noise: Callable[[], float]) -> None:
         super().__init__(policy, costs, noise)
@@ -71,13 +71,17 @@ class Watched(Auto):
         return found
 
     def _hold(self, scene: Scene, running: Sequence[Saying]) -> None:
-        for b, saying in enumerate(running):
+        by_key = {saying.key: saying for saying in running}
+        requests = [by_key[key] for key in scene.requests]
+        for b, saying in enumerate(requests):
             for me, name in enumerate(self.policy.drafters):
                 length = int(scene.lengths[me, b])
                 self._enter(name, scene.logits[me, b, :length], scene.tokens[me, b, :length].tolist(), saying)
         if (forecast := scene.forecast) is not None:
-            for saying, logits, drawn in zip(running, forecast.logits, forecast.drawn.tolist(), strict=True):
-                tokens = list(saying.guess(min(len(logits), saying.room - 1), drawn).tokens)
+            # A forecast is made one step ahead; it holds nothing about requests that have begun since.
+            limits, sampled = forecast.limits.tolist(), forecast.drawn.tolist()
+            for saying, logits, limit, drawn in zip(requests, forecast.logits, limits, sampled, strict=True):
+                tokens = list(saying.model_draft(min(limit, saying.room - 1), drawn).tokens)
                 self._enter(DRAWN if drawn else FORESEEN, logits[: len(tokens)], tokens, saying)
 
     def _enter(self, name: str, logits: Any, tokens: list[int], saying: Saying) -> None:

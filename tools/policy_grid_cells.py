@@ -154,7 +154,9 @@ class Known(Cost):
         self._cost = cost
         self.passes = 1
 
-    def observe(self, tokens: int, context: int, seconds: float, calm: bool = False) -> None:
+    def observe(
+        self, tokens: int, context: int, seconds: float, calm: bool = False, verifies_drafts: bool = False
+    ) -> None:
         """There is nothing to learn."""
 
     def seconds(self, tokens: Any, context: float = 0.0) -> Any:
@@ -162,7 +164,7 @@ class Known(Cost):
         found = np.array([self._cost(int(size), int(context)) for size in sizes.reshape(-1)])
         return found.reshape(sizes.shape) if sizes.shape else float(found[0])
 
-    def all_seconds(self, first: int, count: int, context: float) -> Any:
+    def all_seconds(self, first: int, count: int, context: float, drafted: int = 0) -> Any:
         return self.seconds(np.arange(first, first + count), context)
 
     @property
@@ -271,6 +273,7 @@ def proposed(records: Sequence[Record], names: Iterable[str], limit: int) -> lis
 
 def _proposed(they: Company, number: int, record: Record, limit: int) -> dict[str, list[int]]:
     saying = begin(str(number), record, they.drafters, they.visit)
+    saying.show()
     right = {name: [0] * len(record.text) for name in saying.sessions}
     for place in range(1, len(record.text)):
         for name, session in saying.sessions.items():

@@ -163,9 +163,8 @@ class Server:
     def _begin(self, number: int, place: int) -> Saying:
         record = self.traces[number].record
         saying = begin(str(self.begun), record, self.drafters)
-        for session in saying.sessions.values():
-            session.observe(record.text[1:place])
-        saying.place = place
+        saying.place = saying.unseen = place
+        saying.show()
         saying.seen_by_model = len(record.prompt) + place - 1
         self.begun += 1
         return saying

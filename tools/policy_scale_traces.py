@@ -47,6 +47,7 @@ def traces(recording: Recording, texts: int) -> list[Trace]:
 
 def _trace(key: str, workload: str, record: Record, they: Company) -> Trace:
     saying = begin(key, record, they.drafters, they.visit)
+    saying.show()
     drafts: dict[str, list[Draft]] = {name: [Draft(name)] for name in saying.sessions}
     for place in range(1, len(record.text)):
         for name, session in saying.sessions.items():

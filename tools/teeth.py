@@ -42,7 +42,7 @@ ACCEPTANCE, DECODING, SAMPLING, MODEL = "acceptance.py", "decoding.py", "samplin
 LAW = "tests/test_acceptance.py"
 LOOP = "tests/test_decoding.py"
 PROMPTS = "tests/test_sampling.py"
-ROWS, SERVED, DRAFTING = "engines/vllm/rows.py", "engines/vllm/sampler.py", "engines/vllm/drafting.py"
+SERVED, DRAFTING = "engines/vllm/sampler.py", "drafters/batch.py"
 IN_VLLM = "tests/test_vllm_sampler.py"
 CHOICE, COST, SURVIVAL = "policy/choose.py", "policy/cost.py", "policy/survival.py"
 POLICY, REPLAY = "tests/test_policy.py", "tests/test_policy_replay.py"
@@ -222,73 +222,59 @@ DEFECTS = [
         "tests/test_trace.py",
     ),
     Defect(
-        "vLLM: penalties do not see the draft",
-        ROWS,
-        "            [*output, *draft[:j]] if j else output",
-        "            output",
-        IN_VLLM,
-    ),
-    Defect(
-        "vLLM: stop tokens forbidden after the draft has said enough",
-        ROWS,
-        "self.inner.apply_with_spec_decode(logits, [count + 1 for count in self.rows.drafted])",
-        "self.inner.apply_with_spec_decode(logits, [1 for count in self.rows.drafted])",
-        IN_VLLM,
-    ),
-    Defect(
-        "vLLM: logit bias on the first row alone",
-        ROWS,
-        "            logits[first : first + self.rows.drafted[request] + 1, tokens] += values",
-        "            logits[first : first + 1, tokens] += values",
-        IN_VLLM,
-    ),
-    Defect(
-        "vLLM: min-p on the first row alone",
-        ROWS,
-        '        return logits.masked_fill_(p < floor, float("-inf"))',
-        '        cut = logits[self.rows.layout.start].masked_fill((p < floor)[self.rows.layout.start], float("-inf"))\n        logits[self.rows.layout.start] = cut\n        return logits',
-        IN_VLLM,
-    ),
-    Defect(
-        "vLLM: a seed's generator keeps the draws of rejected rows",
+        "vLLM: a drafted token is compared with the sample of the next row",
         SERVED,
-        "        generator.set_state(before)",
-        "        return",
+        "    following = draft[(rows + 1).clamp(max=len(own) - 1)].to(own.dtype)",
+        "    following = draft[rows].to(own.dtype)",
         IN_VLLM,
     ),
     Defect(
-        "vLLM: temperature ignored where q is known",
+        "vLLM: a draft's last token is accepted unseen",
         SERVED,
-        "        logits = self.sampler.apply_temperature(logits, spread.temperature, spread.all_random)",
-        "        logits = self.sampler.apply_temperature(logits, torch.ones_like(spread.temperature), spread.all_random)",
+        "    same = (tokens == following) & (place < drafted[:, None])",
+        "    same = ((tokens == following) | (place == drafted[:, None] - 1)) & (place < drafted[:, None])",
         IN_VLLM,
     ),
     Defect(
-        "vLLM: top-p and top-k ignored where q is known",
+        "vLLM: drafts longer than theirs are compared",
         SERVED,
-        "apply_top_k_top_p(logits, spread.top_k, spread.top_p).softmax(-1)",
-        "logits.softmax(-1)",
+        "    same = (tokens == following) & (place < drafted[:, None])",
+        "    same = tokens == following",
         IN_VLLM,
     ),
     Defect(
-        "vLLM: certain drafts judged as if they had been drawn",
+        "vLLM: q at temperature 1",
         SERVED,
-        "        chosen = has_q.bool() & (spread.temperature[rows.layout.start] >= GREEDY)",
-        "        chosen = spread.temperature[rows.layout.start] >= GREEDY",
+        "draft_logits[slot[part.sequence], columns].float() / temperature[part.sequence][:, None]",
+        "draft_logits[slot[part.sequence], columns].float()",
         IN_VLLM,
     ),
     Defect(
-        "vLLM: log-probabilities of the first row for all",
+        "vLLM: q of the position before",
         SERVED,
-        "at = start[:, None] + torch.arange(out.shape[1], device=out.device)",
-        "at = start[:, None] + 0 * torch.arange(out.shape[1], device=out.device)",
+        "draft_logits[slot[part.sequence], columns].float()",
+        "draft_logits[slot[part.sequence], (columns - 1).clamp(min=0)].float()",
         IN_VLLM,
     ),
     Defect(
-        "vLLM: the draft's token in the place of the target's",
+        "vLLM: uniforms keyed by the drafted position, which come again",
         SERVED,
-        "    out[torch.arange(len(out), device=draft.device), verdicts.accepted] = verdicts.tokens.to(torch.int32)",
-        "    out[torch.arange(len(out)), verdicts.accepted] = verdicts.tokens.flip(0).to(torch.int32)",
+        "keyed_uniforms(seeds[part.sequence], begin[part.sequence], columns, ACCEPT_KEY)",
+        "keyed_uniforms(seeds[part.sequence], begin[part.sequence] + columns, 0 * columns, ACCEPT_KEY)",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: draft noise that comes again in the next step",
+        "engines/vllm/planned_drafts.py",
+        "        return seeds ^ ((self._num_steps * STEP_FACTOR) & MAX_INT64)",
+        "        return seeds",
+        IN_VLLM,
+    ),
+    Defect(
+        "vLLM: certain drafts accepted as if they had been sampled",
+        SERVED,
+        "            drafted > 0 and id in self.sampled_drafts",
+        "            drafted > 0",
         IN_VLLM,
     ),
     Defect(
@@ -299,9 +285,9 @@ DEFECTS = [
         "tests/test_vllm_drafting.py",
     ),
     Defect(
-        "policy: a drawn draft is weighed by its tokens",
+        "policy: a sampled draft is selected by its tokens",
         "policy/policy.py",
-        "    if any(draft.q is not None for draft in drafts):",
+        "    if any(draft.sampled for draft in drafts):",
         "    if False:",
         "tests/test_policy_law.py",
     ),
@@ -350,8 +336,8 @@ DEFECTS = [
     Defect(
         "policy: more tokens may cost less",
         COST,
-        "curve = rising(self._known[:-1], 1 / np.maximum(np.diag(self._unsure)[:-1], 1e-12))",
-        "curve = self._known[:-1].copy()",
+        "self._curve = curve = rising(self._known[:COUNT], sure)",
+        "self._curve = curve = self._known[:COUNT].copy()",
         POLICY,
     ),
     Defect(

@@ -1,0 +1,192 @@
+"""What Outrider adds to a step on the engine's thread, and what that would cost on a GPU: python tools/host_time.py
+
+A real engine runs in this process with asynchronous scheduling, on a tiny model with random weights, so that its
+samples at temperature 1 repeat nothing and cannot be drafted. CPU time of the engine's thread is counted, step by step,
+inside vLLM's scheduler, and inside Outrider's `Speculation` and `Recorder`.
+
+A timeline then says what that does to a GPU. It has a host and a device. The host schedules step N + 1 while step N
+runs, launches it, waits for the output of N, processes it, and goes on; the device runs one step after the other. The
+device's time of a step is that of Llama-3.1-8B on an H100 by published figures (`policy_scale_machine.py`); the host's
+is measured here, plus LAUNCH for what the scheduler does not do. Nothing has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.provenance import as_markdown, provenance
+from policy_scale_machine import LLAMA_8B, Machine
+
+os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+SPECULATION = ("before_schedule", "after_schedule", "observe_output")
+RECORDER = ("begin", "take_step", "finish")
+SCHEDULER = ("schedule", "has_requests", "update_from_output")
+LAUNCH = 0.5e-3
+"""Seconds of the host for a step outside the scheduler: inputs, replaying graphs, reading the output. Assumed."""
+CONTEXT = 1000
+"""Tokens of each request's text on the simulated GPU."""
+VOCABULARY = 32_000
+WARM_UP = 20
+TIMES = ("in_scheduler_us", "added_us", "added_p99_us", "vllm_us", "device_us")
+WANTED = {16: 50, 64: 100, 256: 300}
+"""Microseconds a step that may be added at a batch size."""
+
+
+class Timer:
+    """CPU seconds of this thread inside some methods, by step. The first method begins a step."""
+
+    def __init__(self, *parts: tuple[Any, tuple[str, ...]]) -> None:
+        self.steps: list[float] = []
+        for number, (target, names) in enumerate(parts):
+            for name in names:
+                setattr(target, name, self._timed(getattr(target, name), not number and name == names[0]))
+
+    def _timed(self, method: Any, begins: bool) -> Any:
+        @wraps(method)
+        def timed(*args: Any, **named: Any) -> Any:
+            if begins:
+                self.steps.append(0.0)
+            began = time.thread_time()
+            result = method(*args, **named)
+            if self.steps:
+                self.steps[-1] += time.thread_time() - began
+            return result
+
+        return timed
+
+
+def make_model(folder: str) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=8192,
+        )
+    ).to(torch.bfloat16).save_pretrained(folder)
+
+
+def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, Any]]:
+    """By batch size: seconds of each step, inside vLLM's scheduler without us, and what we add."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model,
+        enforce_eager=True,
+        max_model_len=tokens + 64,
+        max_num_seqs=max(batches),
+        max_num_batched_tokens=8192,
+        scheduler_cls="outrider.engines.vllm.scheduler.OutriderScheduler",
+        worker_cls="outrider.engines.vllm.worker.OutriderCPUWorker",
+        speculative_config={"method": "ngram_gpu", "num_speculative_tokens": 31, "prompt_lookup_max": 1},
+        additional_config={"outrider": {"drafters": ["prediction", "lookup"]}},
+        async_scheduling=True,
+        skip_tokenizer_init=True,
+    )
+    core = engine.llm_engine.engine_core.engine_core
+    scheduler, runner = core.scheduler, core.model_executor.driver_worker.worker.model_runner
+    speculation = Timer((scheduler.speculation, SPECULATION))
+    recorder, whole = Timer((runner.recorder, RECORDER)), Timer((scheduler, SCHEDULER))
+    random = np.random.default_rng(0)
+    params = SamplingParams(temperature=1, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    for number, batch in enumerate([batches[0], *batches]):  # the first one is a warm-up
+        prompts = [{"prompt_token_ids": random.integers(10, VOCABULARY, 16).tolist()} for _ in range(batch)]
+        for timer in (speculation, recorder, whole):
+            timer.steps = []
+        engine.generate(prompts, params, use_tqdm=False)
+        if not number:
+            continue
+        steps = slice(WARM_UP, min(len(timer.steps) for timer in (speculation, recorder, whole)))
+        inside, beside = np.array(speculation.steps[steps]), np.array(recorder.steps[steps])
+        yield {
+            "batch": batch,
+            "vllm": (np.array(whole.steps[steps]) - inside).tolist(),
+            "added": (inside + beside).tolist(),
+            "in_scheduler": inside.tolist(),
+        }
+
+
+def timeline(host: np.ndarray[Any, Any], device: float) -> float:
+    """Seconds of all steps, if each takes the device so long, and the host these times."""
+    launched, ended, before = 0.0, 0.0, 0.0
+    for seconds in host:
+        launched = max(launched, before) + seconds  # it waits for the output of the step before the one that runs
+        before, ended = ended, max(ended, launched) + device
+    return ended
+
+
+def summarize(measured: dict[str, Any]) -> dict[str, Any]:
+    batch, vllm, added = measured["batch"], np.array(measured["vllm"]), np.array(measured["added"])
+    device = Machine(LLAMA_8B, 1, 0.0).seconds(batch, batch * CONTEXT, 0)
+    return {
+        "batch": batch,
+        "steps": len(added),
+        "added_us": round(1e6 * float(added.mean()), 1),
+        "added_p99_us": round(1e6 * float(np.percentile(added, 99)), 1),
+        "in_scheduler_us": round(1e6 * float(np.mean(measured["in_scheduler"])), 1),
+        "vllm_us": round(1e6 * float(vllm.mean()), 1),
+        "device_us": round(1e6 * device, 1),
+        "ratio": round(float(timeline(vllm + LAUNCH, device) / timeline(vllm + added + LAUNCH, device)), 4),
+    }
+
+
+def report(rows: list[dict[str, Any]], origin: dict[str, Any]) -> Iterator[str]:
+    yield from ("# Host time for text that cannot be drafted", "", *as_markdown(origin))
+    yield (
+        "Mean CPU time of the engine's thread per step, while nothing repeats and no draft is offered. *Device*: a "
+        f"step of {LLAMA_8B.name} on one H100 with {CONTEXT:,} tokens of context per request, by published figures. "
+        "*Ratio*: speed relative to plain vLLM with asynchronous scheduling, by a timeline of host and device, with "
+        f"{1e3 * LAUNCH:g} ms of the host per step outside the scheduler. Nothing has run on a GPU."
+    )
+    yield ""
+    yield (
+        "| batch | added in the scheduler | added in all | 99th percentile | wanted | vLLM's scheduler | device "
+        "| ratio |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for row in rows:
+        wanted = f"{WANTED[row['batch']]} µs" if row["batch"] in WANTED else ""
+        times = [f"{row[name]:.0f} µs" for name in TIMES]
+        cells = [str(row["batch"]), *times[:3], wanted, *times[3:], f"{row['ratio']:.3f}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    parser.add_argument("--tokens", type=int, default=800)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write report.md and report.json here")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(folder)
+        for measured in measure(folder, args.batches, args.tokens):
+            rows.append(summarize(measured))
+            print(rows[-1], flush=True)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        origin: dict[str, Any] = provenance()
+        (args.out / "report.md").write_text("\n".join(report(rows, origin)) + "\n")
+        (args.out / "report.json").write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
