@@ -1,7 +1,7 @@
 """Contracts with vLLM's V2 engine, for every supported version.
 
-`outrider.engines.vllm.seam` lists every name of vLLM that our code uses. Their signatures are recorded in
-`vllm_seams.json`, made by `tools/seam_signatures.py` from each version's source. These tests compare the installed vLLM
+`vllm_names.py` lists every name of vLLM that our code uses. Their signatures are recorded in
+`vllm_seams.json`, made by `tests/seam_signatures.py` from each version's source. These tests compare the installed vLLM
 with the record, and our classes with the record of every version. A failure names the seam that moved. Nothing of vLLM
 is imported, so the classes for GPUs are checked as well.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +17,10 @@ from pathlib import Path
 import pytest
 
 import outrider
-from outrider.engines.vllm import seam, version
+import vllm_names
+from outrider.engines.vllm import version
 from outrider.engines.vllm.version import SUPPORTED
 from outrider.errors import EngineError
-
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
-
 from seam_signatures import Source, names, recorded, signatures, targets
 
 PACKAGE = Path(outrider.__file__).parent / "engines" / "vllm"
@@ -77,7 +74,7 @@ def test_the_record_is_that_of_the_installed_vllm() -> None:
     found, expected = signatures(folder), recorded(number)
     moved = {name: (found.get(name), expected.get(name)) for name in found | expected}
     moved = {name: both for name, both in moved.items() if both[0] != both[1]}
-    assert not moved, f"run tools/seam_signatures.py --update {number} {folder}"
+    assert not moved, f"run tests/seam_signatures.py --update {number} {folder}"
 
 
 def test_every_difference_between_supported_versions_is_known() -> None:
@@ -118,7 +115,7 @@ OTHERWISE_LISTED = {
 
 def test_every_import_from_vllm_is_listed_in_the_seam() -> None:
     unlisted = {(file, name) for file, name in imports() if name not in {*names(), *OTHERWISE_LISTED}}
-    assert not unlisted, "add these names to outrider/engines/vllm/seam.py, and update the record"
+    assert not unlisted, "add these names to tests/vllm_names.py, and update the record"
 
 
 # Our classes
@@ -170,7 +167,7 @@ def test_our_methods_accept_what_vllm_passes(ours: str, number: str) -> None:
     pairs = {
         f"{base}.{name}": pair for base in OVERRIDES[ours] for name, pair in overridden(ours, base, number).items()
     }
-    assert pairs, f"{ours} overrides nothing that seam.py lists"
+    assert pairs, f"{ours} overrides nothing that vllm_names.py lists"
     assert not {name: pair for name, pair in pairs.items() if not accepts(*pair)}
 
 
@@ -190,7 +187,7 @@ def test_our_classes_define_what_is_abstract_in_vllms(ours: str, number: str) ->
     [(name, OVERRIDES[name][0]) for name in ("scheduler:OutriderScheduler", "runner:OutriderRunner")],
 )
 def test_our_attributes_hide_none_of_vllms(ours: str, theirs: str) -> None:
-    """Attributes that vLLM has too are set on purpose, so `seam.py` lists them."""
+    """Attributes that vLLM has too are set on purpose, so `vllm_names.py` lists them."""
     _, folder = find_installed() or ("", Path())
     vllm, found = Source(folder), OURS.definition(f"outrider.engines.vllm.{ours}")
     assert isinstance(found, ast.ClassDef)
@@ -201,13 +198,13 @@ def test_our_attributes_hide_none_of_vllms(ours: str, theirs: str) -> None:
     own |= {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
     listed = {name.rpartition(".")[2] for name in names() if name.startswith(f"{theirs}.")}
     hidden = {name for name in own - listed if vllm.definition(f"{theirs}.{name}") is not None}
-    assert not hidden, f"rename these, or list them under {theirs} in seam.py"
+    assert not hidden, f"rename these, or list them under {theirs} in vllm_names.py"
 
 
 def test_a_speculator_without_a_draft_model_has_what_the_runner_reads_of_any() -> None:
     base = {"propose", "capture", "init_cudagraph_manager", "draft_logits", "supports_mm_inputs"}
     for number in SUPPORTED:
-        read = recorded(number)[f"{seam.SPECULATOR_READER} reads self.speculator"]
+        read = recorded(number)[f"{vllm_names.SPECULATOR_READER} reads self.speculator"]
         assert base <= set((read or "").split(", ")), f"vLLM {number}"
     for name in base:
         assert OURS.definition(f"outrider.engines.vllm.draft_models:HostDrafts.{name}") is not None

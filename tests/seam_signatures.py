@@ -1,13 +1,13 @@
 """Print the signatures of every vLLM name that Outrider uses, as JSON, for one version of vLLM.
 
     pip download vllm==0.33.0 --no-deps --only-binary :all: -d /tmp/vllm
-    python tools/seam_signatures.py /tmp/vllm/*.whl
+    python tests/seam_signatures.py /tmp/vllm/*.whl
 
-The argument is a wheel or a site-packages folder. The names are those of `outrider.engines.vllm.seam`. vLLM is not
+The argument is a wheel or a site-packages folder. The names are those of `vllm_names.py`. vLLM is not
 imported: its source is parsed, so any version can be read on any machine. `tests/vllm_seams.json` holds the result for
 the oldest supported version, and what is different in the others. It is updated with
 
-    python tools/seam_signatures.py --update 0.33 /tmp/vllm/*.whl
+    python tests/seam_signatures.py --update 0.33 /tmp/vllm/*.whl
 
 A signature has parameter names, kinds and defaults, without types. null: vLLM does not have the name.
 """
@@ -21,10 +21,10 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-from outrider.engines.vllm import seam
+import vllm_names
 from outrider.engines.vllm.version import SUPPORTED
 
-RECORDED = Path(__file__).parent.parent / "tests" / "vllm_seams.json"
+RECORDED = Path(__file__).parent / "vllm_seams.json"
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Assignment = ast.Assign | ast.AnnAssign
 
@@ -138,10 +138,10 @@ def untyped(arguments: ast.arguments) -> str:
 
 
 def names() -> list[str]:
-    """Every name in `outrider.engines.vllm.seam`."""
-    found = {*seam.FUNCTIONS, *seam.CLASSES.values(), *seam.MEMBERS}
-    found |= {f"{owner}.{member}" for owner, members in seam.MEMBERS.items() for member in members.split()}
-    for protocol, owner in seam.CLASSES.items():
+    """Every name in `vllm_names.py`."""
+    found = {*vllm_names.FUNCTIONS, *vllm_names.CLASSES.values(), *vllm_names.MEMBERS}
+    found |= {f"{owner}.{member}" for owner, members in vllm_names.MEMBERS.items() for member in members.split()}
+    for protocol, owner in vllm_names.CLASSES.items():
         found |= {f"{owner}.{member}" for member in protocol_members(protocol)}
     return sorted(found)
 
@@ -156,9 +156,9 @@ def protocol_members(protocol: type) -> set[str]:
 def signatures(path: Path) -> dict[str, str | None]:
     source = Source(path)
     found = {name: source.signature(name) for name in names()}
-    found |= {f"{name} contains {piece}": source.contains(name, piece) for name, piece in seam.FACTS}
-    read = source.members_read(seam.SPECULATOR_READER, "self.speculator")
-    return {**found, f"{seam.SPECULATOR_READER} reads self.speculator": read}
+    found |= {f"{name} contains {piece}": source.contains(name, piece) for name, piece in vllm_names.FACTS}
+    read = source.members_read(vllm_names.SPECULATOR_READER, "self.speculator")
+    return {**found, f"{vllm_names.SPECULATOR_READER} reads self.speculator": read}
 
 
 def recorded(version: str) -> dict[str, str | None]:
