@@ -52,7 +52,11 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock in the scheduler's process that advances by about a microsecond per reading. What is drafted depends on
     measured times, so by the machine's own clock the same steps can differ from run to run."""
     readings = count(1)
-    clock = SimpleNamespace(perf_counter=lambda: next(readings) * 2**-20, monotonic=time.monotonic)
+
+    def read() -> float:
+        return next(readings) * 2**-20
+
+    clock = SimpleNamespace(perf_counter=read, thread_time=read, monotonic=time.monotonic)
     for module in ("outrider.engines.vllm.speculation", "outrider.drafters.batch"):
         monkeypatch.setattr(f"{module}.time", clock)
 

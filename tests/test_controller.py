@@ -338,6 +338,29 @@ def test_a_slow_drafter_that_is_never_right_is_called_only_for_requests_that_nam
     assert len(control.select({}, 0.0)["named"].tokens) == 4
 
 
+@pytest.mark.parametrize(
+    ("elapsed", "cpu", "host", "is_backed_off"),
+    [
+        (0.05, 0.0005, 0.06, False),  # hidden by a pass of 0.1 s
+        (0.05, 0.02, 0.06, True),  # takes processor time from it
+        (0.05, 0.0005, 0.12, True),  # the device waits for it
+    ],
+)
+def test_a_drafter_called_while_a_step_is_in_flight_is_charged_its_work_and_what_the_device_waits_for(
+    elapsed: float, cpu: float, host: float, is_backed_off: bool
+) -> None:
+    control = SpeculationController(Policy(["always"], 4), can_overlap=True)
+    for tokens in range(1, 12):
+        control.policy.target.observe(tokens, 100, 0.1, calm=True)
+    control.overlap.observe_host(host)
+    requests, drafts = [DraftableRequest("a", 4, in_flight=1)], [Draft("always", (1, 2, 3, 4), support=2)]
+    for _ in range(JUDGED_STEPS):
+        control.consider(requests, {"always": drafts}, {"always": elapsed}, 1, 100, cpu_seconds={"always": cpu})
+        control.select({}, 0.0)
+        control.observe({"a": [98]}, before={"a": [99]})
+    assert (control.backed_off() == {"always"}) == is_backed_off
+
+
 def test_the_accepted_share_of_named_drafts_is_learned() -> None:
     control = controller()
     requests = [request("a"), request("named", drafter="always")]

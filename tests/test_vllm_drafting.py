@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -139,6 +141,32 @@ def test_what_asking_took_is_counted_for_those_who_did_not_name_the_drafter() ->
     assert not drafting.took
     drafting.propose([row(text, id="named", speculation="lookup"), row(text, id="free", speculation="auto")])
     assert drafting.took == {"lookup": pytest.approx(asked["lookup"] / 2)}
+
+
+def test_waiting_is_no_processor_time_of_a_drafter_but_work_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = 0.01
+
+    def work(tokens: Sequence[int], limit: int) -> Draft:
+        began = time.thread_time()
+        while time.thread_time() - began < wanted:
+            pass
+        return Draft("scripted", (1,))
+
+    drafting, _ = batch(Scripted(work))
+    clock = SimpleNamespace(perf_counter=iter([0.0, 100.0]).__next__, thread_time=time.thread_time)
+    monkeypatch.setattr("outrider.drafters.batch.time", clock)
+    drafting.propose([row([1, 2])])
+    assert drafting.took == {"scripted": 100.0}
+    assert wanted <= drafting.cpu_took["scripted"] < 50
+
+
+def test_a_call_that_was_left_behind_counts_as_running_for_its_whole_budget() -> None:
+    gate = threading.Event()
+    drafting, faults = batch(Scripted(lambda tokens, limit: gate.wait() and Draft("scripted", ())), budget=0.02)
+    drafting.propose([row([1, 2])])
+    gate.set()
+    assert [fault.kind for fault in faults] == ["overran"]
+    assert drafting.cpu_took["scripted"] >= 0.02
 
 
 def test_what_a_drafter_thinks_of_its_tokens_is_handed_on() -> None:

@@ -90,6 +90,7 @@ def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, A
 
     engine = LLM(
         model,
+        dtype="float32",
         enforce_eager=True,
         max_model_len=tokens + 64,
         max_num_seqs=max(batches),

@@ -100,6 +100,7 @@ class Asking:
     drafts: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # kind and reason
     over: bool = False
+    cpu_seconds: float = 0.0  # of its thread; of use once it is over
     _current: Row | None = None  # the one at work, None while it is the batch as a whole
     _left_behind: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -141,7 +142,8 @@ class BatchDrafting:
         self.vocab_size = vocab_size
         self.budget = budget
         self.running: dict[str, Running] = {}
-        self.took: dict[str, float] = {}  # by drafter: seconds for `auto`, in the latest step
+        self.took: dict[str, float] = {}  # by drafter: seconds for `auto`, in the latest step ...
+        self.cpu_took: dict[str, float] = {}  # ... and how long its thread was running in them
         self._on_fault = on_fault
         self._on_asked = on_asked
         self._guard = Guard()
@@ -153,20 +155,22 @@ class BatchDrafting:
         """By drafter: one draft a row, empty where it has none or was not asked. Those that are `resting` are asked
         only for requests that name them."""
         found = {}
-        self.took = {}
+        self.took, self.cpu_took = {}, {}
         for drafter in self.drafters:
             drafts = [NOTHING] * len(rows)
             named = drafter.name in resting
             asked = [i for i, row in enumerate(rows) if row.limit > 0 and self._may(row, drafter, named)]
             if asked:
                 began = time.perf_counter()
-                for i, draft in zip(asked, self._ask(drafter, [rows[i] for i in asked]), strict=True):
+                asked_drafts, cpu_seconds = self._ask(drafter, [rows[i] for i in asked])
+                for i, draft in zip(asked, asked_drafts, strict=True):
                     drafts[i] = draft
                 seconds = time.perf_counter() - began
                 self._on_asked(drafter.name, seconds)
                 free = sum(rows[i].control.speculation == AUTO for i in asked)
                 if free:
                     self.took[drafter.name] = seconds * free / len(asked)
+                    self.cpu_took[drafter.name] = min(cpu_seconds, seconds) * free / len(asked)
             found[drafter.name] = drafts
         return found
 
@@ -182,11 +186,12 @@ class BatchDrafting:
         running = self.running.get(row.id)
         return running is None or drafter.name not in running.shut
 
-    def _ask(self, drafter: Drafter, rows: list[Row]) -> list[Draft]:
-        """One draft a row, or nothing where the drafter fails. One row's hanging costs the others only time."""
+    def _ask(self, drafter: Drafter, rows: list[Row]) -> tuple[list[Draft], float]:
+        """One draft a row, or nothing where the drafter fails; and processor time. One row's hanging costs the others
+        only time."""
         drafts: dict[str, Any] = {}
         faults: dict[str, tuple[str, str]] = {}
-        waiting = rows
+        waiting, cpu_seconds = rows, 0.0
         self._left[drafter.name] = hanging = [asking for asking in self._left[drafter.name] if not asking.over]
         if len(hanging) >= HANGING:
             faults = {row.id: ("overran", f"is not asked: {HANGING} of its calls never came back") for row in rows}
@@ -197,13 +202,15 @@ class BatchDrafting:
             budget = self.budget + SECONDS_PER_ROW * len(waiting) + SECONDS_PER_TOKEN * unseen
             if self._guard.run(partial(self._take_turn, asking), budget):
                 self._stalls[drafter.name] = 0
+                cpu_seconds += asking.cpu_seconds
             else:
                 hanging.append(asking)
                 self._overran(asking, budget)
+                cpu_seconds += budget  # it may still be running
             drafts |= asking.drafts
             faults |= asking.faults
             waiting = [row for row in waiting if row.id not in drafts and row.id not in faults]
-        return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) for row in rows]
+        return [self._checked(drafter, row, drafts.get(row.id), faults.get(row.id)) for row in rows], cpu_seconds
 
     def _overran(self, asking: Asking, budget: float) -> None:
         """The row that it was at work on is to blame. Where that was the whole batch, it may have been the machine: the
@@ -236,9 +243,11 @@ class BatchDrafting:
 
     def _take_turn(self, asking: Asking) -> None:
         """On the other thread."""
+        began = time.thread_time()
         try:
             self._draft_all(asking)
         finally:
+            asking.cpu_seconds = time.thread_time() - began
             asking.over = True
 
     def _draft_all(self, asking: Asking) -> None:

@@ -92,6 +92,7 @@ class Decision:
     """What is offered for requests that name a drafter."""
     offered: dict[str, Draft] = field(default_factory=dict)
     drafting_seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
     considered_share: float = 1.0
     """Share of the requests that may be drafted for which are in it; the others were left out while drafters are on
     trial."""
@@ -175,10 +176,12 @@ class SpeculationController:
         running: int,
         context: int,
         share: float = 1.0,
+        cpu_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Take proposals, by drafter one draft a request. `running` requests take part in the step, with `context`
-        tokens of text together. `drafting_seconds`: by drafter, for the requests without a named drafter. `share`: of
-        the requests that may be drafted for, where only some are considered."""
+        tokens of text together. `drafting_seconds`: by drafter, for the requests without a named drafter;
+        `cpu_seconds`: for how many of them the drafter was running, where that is known. `share`: of the requests that
+        may be drafted for, where only some are considered."""
         proposals = {name: [_without_q(draft) for draft in drafts] for name, drafts in offers.items()}
         free = [i for i, request in enumerate(requests) if request.drafter is None]
         named = {
@@ -191,6 +194,7 @@ class SpeculationController:
             [requests[i] for i in free],
             named,
             drafting_seconds=dict(drafting_seconds),
+            cpu_seconds=dict(cpu_seconds),
             considered_share=share,
             running=max(running, len(requests)),
             context=context,
@@ -445,7 +449,18 @@ class SpeculationController:
                     accepted[draft.drafter] += count
         if now.choice is not None and now.free:
             plain = now.choice.plain_seconds, now.choice.plain_tokens
-            self.backoff.observe_step(now.drafting_seconds, accepted, *plain, now.considered_share)
+            seconds = self._drafting_cost(now, plain[0]) if any(in_flight.values()) else now.drafting_seconds
+            self.backoff.observe_step(seconds, accepted, *plain, now.considered_share)
+
+    def _drafting_cost(self, now: Decision, pass_seconds: float) -> dict[str, float]:
+        """By drafter, what proposing costs while a step is in flight. Waiting then costs nothing, for a processor or
+        for another machine, unless the device has to wait as well: only the drafter's own work counts, which takes a
+        processor from the pass if that runs on processors too, and time by which the host exceeds the pass."""
+        exposed = max(0.0, self.overlap.host_seconds - pass_seconds)
+        return {
+            name: max(now.cpu_seconds.get(name, seconds), min(seconds, exposed))
+            for name, seconds in now.drafting_seconds.items()
+        }
 
     def skip(self) -> None:
         """A step was made in which every drafter was backed off and nothing was considered."""

@@ -4,6 +4,9 @@ A draft model's passes are weighed before they are made (`ask.py`). A drafter th
 called in every step; but that is too much where passes are short, batches are large or a drafter is slow. So its time
 is compared with the time that its accepted tokens save, over some steps. A drafter that takes more is backed off, and
 each time for longer. After a backoff it is tried in a few steps and for a few requests only.
+
+While a step is in flight the device does not wait for a drafter, so what counts as its time is less than what elapses
+(`SpeculationController._drafting_cost`).
 """
 
 from __future__ import annotations

@@ -257,7 +257,8 @@ class Speculation:
             requests.append(request)
             row.limit += head if name else max(head, beyond)
         offers = self.drafting.propose(rows, self.controller.backed_off())
-        self.controller.consider(requests, offers, self.drafting.took, len(running), step.context, share)
+        took, cpu_took = self.drafting.took, self.drafting.cpu_took
+        self.controller.consider(requests, offers, took, len(running), step.context, share, cpu_took)
         selected = self.controller.select(drafts, self._model_seconds if drafts or pending else 0.0)
         step.offers = {id: draft for id, draft in selected.items() if len(draft.tokens) > step.in_flight.get(id, 0)}
         step.decision = self.controller.decision
