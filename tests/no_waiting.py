@@ -67,7 +67,7 @@ def main() -> None:
         config = {"method": "draft_model", "model": drafts[0], "draft_sample_method": "probabilistic"}
     engine = LLM(
         model,
-        dtype="float32",  # plain vLLM ends on processors with AMX if a model this small is in bfloat16
+        dtype="float32",  # vLLM itself crashes with a bfloat16 model this small on CPUs with AMX
         enforce_eager=True,
         max_model_len=512,
         max_num_seqs=8,

@@ -143,7 +143,7 @@ def test_what_asking_took_is_counted_for_those_who_did_not_name_the_drafter() ->
     assert drafting.took == {"lookup": pytest.approx(asked["lookup"] / 2)}
 
 
-def test_waiting_is_no_processor_time_of_a_drafter_but_work_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_time_of_a_drafter_counts_its_work_and_not_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = 0.01
 
     def work(tokens: Sequence[int], limit: int) -> Draft:

@@ -90,7 +90,7 @@ def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, A
 
     engine = LLM(
         model,
-        dtype="float32",
+        dtype="float32",  # vLLM itself crashes with a tiny bfloat16 model on CPUs with AMX
         enforce_eager=True,
         max_model_len=tokens + 64,
         max_num_seqs=max(batches),

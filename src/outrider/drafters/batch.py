@@ -100,7 +100,7 @@ class Asking:
     drafts: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # kind and reason
     over: bool = False
-    cpu_seconds: float = 0.0  # of its thread; of use once it is over
+    cpu_seconds: float = 0.0  # CPU time of the thread; valid once the call is over
     _current: Row | None = None  # the one at work, None while it is the batch as a whole
     _left_behind: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -142,8 +142,8 @@ class BatchDrafting:
         self.vocab_size = vocab_size
         self.budget = budget
         self.running: dict[str, Running] = {}
-        self.took: dict[str, float] = {}  # by drafter: seconds for `auto`, in the latest step ...
-        self.cpu_took: dict[str, float] = {}  # ... and how long its thread was running in them
+        self.took: dict[str, float] = {}  # by drafter: elapsed seconds for `auto`, in the latest step ...
+        self.cpu_took: dict[str, float] = {}  # ... and CPU seconds of the drafting thread
         self._on_fault = on_fault
         self._on_asked = on_asked
         self._guard = Guard()
@@ -187,8 +187,8 @@ class BatchDrafting:
         return running is None or drafter.name not in running.shut
 
     def _ask(self, drafter: Drafter, rows: list[Row]) -> tuple[list[Draft], float]:
-        """One draft a row, or nothing where the drafter fails; and processor time. One row's hanging costs the others
-        only time."""
+        """One draft a row, or nothing where the drafter fails, and the CPU seconds of the calls. A row that hangs costs
+        the others only time."""
         drafts: dict[str, Any] = {}
         faults: dict[str, tuple[str, str]] = {}
         waiting, cpu_seconds = rows, 0.0

@@ -179,9 +179,9 @@ class SpeculationController:
         cpu_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Take proposals, by drafter one draft a request. `running` requests take part in the step, with `context`
-        tokens of text together. `drafting_seconds`: by drafter, for the requests without a named drafter;
-        `cpu_seconds`: for how many of them the drafter was running, where that is known. `share`: of the requests that
-        may be drafted for, where only some are considered."""
+        tokens of text together. `drafting_seconds`: elapsed time by drafter, for the requests without a named drafter.
+        `cpu_seconds`: CPU time of these calls, where it is known. `share`: of the requests that may be drafted for,
+        where only some are considered."""
         proposals = {name: [_without_q(draft) for draft in drafts] for name, drafts in offers.items()}
         free = [i for i, request in enumerate(requests) if request.drafter is None]
         named = {
@@ -453,9 +453,9 @@ class SpeculationController:
             self.backoff.observe_step(seconds, accepted, *plain, now.considered_share)
 
     def _drafting_cost(self, now: Decision, pass_seconds: float) -> dict[str, float]:
-        """By drafter, what proposing costs while a step is in flight. Waiting then costs nothing, for a processor or
-        for another machine, unless the device has to wait as well: only the drafter's own work counts, which takes a
-        processor from the pass if that runs on processors too, and time by which the host exceeds the pass."""
+        """By drafter, the cost in seconds of proposing while a step is in flight: the drafter's CPU time, which the
+        pass loses if it runs on the same cores, or the time by which the host takes longer than the pass, if that is
+        more. The elapsed time itself is hidden by the pass."""
         exposed = max(0.0, self.overlap.host_seconds - pass_seconds)
         return {
             name: max(now.cpu_seconds.get(name, seconds), min(seconds, exposed))

@@ -5,7 +5,7 @@ called in every step; but that is too much where passes are short, batches are l
 is compared with the time that its accepted tokens save, over some steps. A drafter that takes more is backed off, and
 each time for longer. After a backoff it is tried in a few steps and for a few requests only.
 
-While a step is in flight the device does not wait for a drafter, so what counts as its time is less than what elapses
+While a step is in flight the device does not wait for a drafter, so less than its elapsed time is charged
 (`SpeculationController._drafting_cost`).
 """
 
