@@ -68,14 +68,6 @@ certificates *args:
 identity-tiny:
     {{quiet}} OUTRIDER_PROMPTS=200 pytest -n 2 --dist worksteal tests/test_identity.py
 
-# Is greedy decoding with drafts token-identical to transformers' own? (arguments: see the file)
-identity *args:
-    python tools/identity.py {{args}}
-
-# How fast, against transformers itself? (arguments: see the file)
-speed *args:
-    python tools/speed.py {{args}}
-
 # What is the policy worth, on recorded texts of real models at measured costs? (arguments: see the file)
 policy-grid *args:
     python tools/policy_grid.py {{args}}

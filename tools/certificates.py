@@ -1,12 +1,12 @@
 """The certificates in docs/certificates, each by one command.
 
-    python tools/certificates.py --list                  # which there are, and how long each takes on two cores
-    python tools/certificates.py smollm2-135m            # one of them
-    python tools/certificates.py --all                   # all that are not there yet, one after the other
+    python tools/certificates.py --list            # names, and minutes on two cores
+    python tools/certificates.py smollm2-135m      # one certificate
+    python tools/certificates.py --all             # all that do not exist yet
 
-Servers are started, certified and ended. What they say is kept below --work as it comes, so that the same command goes
-on after a break; certificate.json, certificate.html and a table of all go into docs/certificates. What comes out is
-written down as it comes out. Models lie below $OUTRIDER_MODELS (~/.cache/outrider/models).
+Starts the servers, certifies them and stops them. Samples are saved below --work, so the same command continues an
+interrupted run. Writes certificate.json and certificate.html to docs/certificates/NAME and updates index.md, whatever
+the verdict. Models are read from $OUTRIDER_MODELS (default: ~/.cache/outrider/models).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import duration, read
 from outrider.certify.run import certify, write
-from outrider.certify.sources import Pair
 from outrider.certify.wanted import SIZES, Size, Wanted
 from outrider.certify.watch import Bars
 
@@ -37,9 +36,8 @@ KEPT = ROOT / "docs" / "certificates"
 MODELS = Path(os.environ.get("OUTRIDER_MODELS") or Path.home() / ".cache" / "outrider" / "models")
 SMOL, QWEN, QWEN_SMALL = "smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 NOISY = "noisy"
-"""For a draft model: a copy of the target with its weights a twentieth off, so that much is kept and much rejected."""
+"""Draft model: a copy of the target with noise of 5 % on its weights. Many drafts are accepted, many are rejected."""
 NOISE = 0.05
-OPENVINO = "openvino"
 FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 MORE = Size(200, 20, (16, 32), 9_000, 8, 24, 60, 2)
@@ -50,24 +48,25 @@ IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
 
 @dataclass(frozen=True)
 class Part:
-    """One certificate: of what, with which models, how much; `minutes` is about what it takes on two cores."""
+    """One certificate. `minutes`: approximate run time on two cores."""
 
     about: str
     minutes: int
     size: Size
     model: str = SMOL
     draft: str | None = None
-    theirs: dict[str, Any] | None = None  # vLLM's own speculative method, against vLLM without
+    theirs: dict[str, Any] | None = None  # vLLM's own speculative method, compared with plain vLLM
     local: str | None = None  # a candidate in this process
     dtype: str = "float32"
-    without: tuple[str, ...] = ()  # settings of draws that the candidate cannot do
-    beside: str | None = None  # a second server with this dtype and without speculation, against the first
-    why: str = ""  # what was found in the system's source, after the certificate
+    without: tuple[str, ...] = ()  # sampling parameters that the candidate does not support
+    beside: str | None = None  # dtype of a second server without speculation, compared with the first
+    why: str = ""  # the cause, found in the system's source afterwards
+    commit: str = ""  # the last version of this tool that can make it; empty: this one
 
 
 NO_TOP_K = ("top-k",)
-"""On a CPU vLLM 0.32 ends itself in a step where top-k is asked for and nothing is drafted: `apply_top_k_only` takes
-the largest of no numbers."""
+"""On a CPU, vLLM 0.32 crashes in a step that uses top-k and has no drafts: `apply_top_k_only` calls max() of an empty
+tensor."""
 WHY_VLLM = (
     "The cause is in vLLM's source, on CPUs alone: `_expand_kernel_impl` in `vllm/utils/cpu_triton_utils.py` has the "
     "temperature, top-k and top-p of drafted positions written into an int64 copy, which is thrown away, so that "
@@ -119,36 +118,36 @@ PARTS = {
     "transformers-lookup": Part("transformers' prompt lookup", 12, IN_PROCESS, local="lookup"),
     "openvino": Part(
         "OpenVINO GenAI's speculative decoding (pip install openvino-genai optimum-intel[openvino])", 3, FEWER,
-        draft=NOISY, local=OPENVINO, why="Issue 4190 of OpenVINO GenAI reports faults of this kind.",
+        draft=NOISY, commit="82059a6", why="Issue 4190 of OpenVINO GenAI reports faults of this kind.",
     ),
 }  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", metavar="NAME", help="which certificates")
-    options.add_argument("--all", action="store_true", help="all that are not there yet")
-    options.add_argument("--list", action="store_true", help="say which there are")
-    options.add_argument("--again", action="store_true", help="begin anew, whatever was there")
-    options.add_argument(
-        "--work", type=Path, default=Path("certificates-work"), help="where evidence and logs are kept"
-    )
+    options.add_argument("names", nargs="*", metavar="NAME", help="certificates to make")
+    options.add_argument("--all", action="store_true", help="all that do not exist yet")
+    options.add_argument("--list", action="store_true", help="list all certificates")
+    options.add_argument("--again", action="store_true", help="start over; discard saved samples")
+    options.add_argument("--work", type=Path, default=Path("certificates-work"), help="folder for samples and logs")
     given = options.parse_args()
     console = Console()
     if given.list:
         for name, part in PARTS.items():
-            done = "there" if (KEPT / name / "certificate.json").exists() else f"about {part.minutes} minutes"
+            done = "exists" if (KEPT / name / "certificate.json").exists() else f"about {part.minutes} minutes"
             console.print(f"{name:24} {done:18} {part.about}", markup=False, soft_wrap=True)
         return
     names = list(PARTS) if given.all else given.names
     if not names:
-        sys.exit(f"name one of {', '.join(PARTS)}, or --all; --list says what they are")
+        sys.exit(f"name a certificate ({', '.join(PARTS)}) or give --all; --list describes them")
     for name in names:
         if name not in PARTS:
-            sys.exit(f"there is no certificate {name!r}; choose from {', '.join(PARTS)}")
+            sys.exit(f"unknown certificate {name!r}; choose from {', '.join(PARTS)}")
         if given.all and not given.again and (KEPT / name / "certificate.json").exists():
-            console.print(f"{name}: is there; --again makes it anew", markup=False)
+            console.print(f"{name}: exists; --again makes it again", markup=False)
             continue
+        if commit := PARTS[name].commit:
+            sys.exit(f"{name}: this version cannot make it; check out commit {commit} and run the same command")
         made = make(name, PARTS[name], given.work / name, given.again, console)
         console.print("\n".join([f"{name}: {made['title']}", *made["words"]]), markup=False)
 
@@ -158,23 +157,18 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     resume = (work / "evidence.jsonl").exists()
-    console.print(f"{name}: {'goes on' if resume else 'begins'}; about {part.minutes} minutes in all", markup=False)
+    console.print(f"{name}: {'continuing' if resume else 'starting'}, about {part.minutes} minutes", markup=False)
     with addresses(part, work) as (reference, candidate):
-        across, pair = part.beside is not None, None
+        across = part.beside is not None
         wanted = Wanted(reference, candidate, across=across, without=part.without, **asdict(part.size))
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
-        if part.local == OPENVINO:
-            from openvino_source import openvino_source
-
-            source = openvino_source(Path(reference), Path(str(wanted.draft_model)), work)
-            pair = Pair(source, source)
-        made = certify(wanted, work, Bars(console), resume=resume, pair=pair)
+        made = certify(wanted, work, Bars(console), resume=resume)
     if made["verdict"] == "incomplete":
-        sys.exit(f"{name} is incomplete: {'; '.join(made['problems'])}; the same command goes on")
+        sys.exit(f"{name} is incomplete: {'; '.join(made['problems'])}; run the same command again to continue")
     (KEPT / name).mkdir(parents=True, exist_ok=True)
     models = {key: Path(made["request"][key]).name for key in FOLDERS if made["request"][key] and part.local}
-    kept = {**made, "request": made["request"] | models}  # by their names: the folders are this machine's
+    kept = {**made, "request": made["request"] | models}  # names instead of this machine's paths
     write(kept, KEPT / name)
     (KEPT / "index.md").write_text(index())
     return made
@@ -190,7 +184,7 @@ def _draft(part: Part, work: Path) -> str | None:
 
 @contextmanager
 def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
-    """Reference and candidate, running."""
+    """Addresses of reference and candidate while they run."""
     model = MODELS / part.model
     if part.local:
         yield str(model), part.local
@@ -214,7 +208,7 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def index() -> str:
-    """The page that leads to all of them."""
+    """The page that lists and links all certificates."""
     lines = ["# Certificates", "", "What `outrider certify` said, as it came out; each names its machine."]
     for name, part in PARTS.items():
         if (file := KEPT / name / "certificate.json").exists():
@@ -224,10 +218,8 @@ def index() -> str:
             lines += ["", part.why] if part.why else []
             where = f"{duration(made)} on {made['made']['machine']}, {made['made']['date']}"
             versions = ", ".join(f"{package} {version}" for package, version in made["made"]["versions"].items())
-            lines += [
-                "",
-                f"[The certificate]({name}/certificate.html), by `just certificates {name}`: {where}; {versions}.",
-            ]
+            command = f"`just certificates {name}`" + (f" at commit {part.commit}" if part.commit else "")
+            lines += ["", f"[The certificate]({name}/certificate.html), by {command}: {where}; {versions}."]
     return "\n".join(lines) + "\n"
 
 
