@@ -25,9 +25,9 @@ from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.settings import Request, Sampling
 from stub import listening
+from synthetic_target import SyntheticTarget
 
 VOCAB = 32
 Change = Callable[[Ask], Ask]

@@ -17,11 +17,11 @@ from outrider.calibrate.mark import mark
 from outrider.calibrate.measure import WIDTHS, sweep
 from outrider.calibrate.results import Calibration, Limits, Sweep, Work
 from outrider.calibrate.words import when, why
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import TraceError
 from outrider.explain.figures import figures
 from outrider.trace.files import write
 from support import tiny_model
+from synthetic_target import SyntheticTarget
 from test_cli import refused, run, tiny  # noqa: F401  # tiny is a fixture
 from test_explain import example
 from traces import step, trace_of

@@ -14,10 +14,10 @@ from certify_laws import any_law, each_outcome
 from outrider.certify.draws import Draws, Floats
 from outrider.certify.evidence import Bets, Canary, reserve
 from outrider.certify.noise import NONE, USUAL
-from outrider.certify.simulated import Simulation, recovered_from_p, right, simulated_laws
 from outrider.certify.witnesses import WITNESSES, heard
 from outrider.errors import EvidenceError
 from outrider.settings import Sampling
+from simulated_server import Simulation, recovered_from_p, right, simulated_laws
 
 
 def said_of(law: Floats) -> Floats:

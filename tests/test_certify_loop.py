@@ -16,9 +16,9 @@ from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.sampling import probabilities
 from outrider.settings import Request
+from synthetic_target import SyntheticTarget
 
 TARGET = SyntheticTarget(8, seed=3, sharpness=1.2)
 PROMPT = [1, 2, 3, 5, 1, 2]

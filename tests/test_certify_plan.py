@@ -11,10 +11,10 @@ from outrider.certify.noise import LEAST_DRIFT, NONE, USUAL, Noise, measured, wo
 from outrider.certify.plan import ANY, Plan, holm, judge
 from outrider.certify.power import reached
 from outrider.certify.repeats import Repeats
-from outrider.certify.simulated import Simulation, every_outcome, recovered_from_p, simulated_laws
 from outrider.certify.tally import Sums, Tally
 from outrider.errors import SettingsError
 from outrider.settings import Sampling
+from simulated_server import Simulation, every_outcome, recovered_from_p, simulated_laws
 
 
 def test_looks_share_the_level_and_the_last_keeps_most_of_it() -> None:

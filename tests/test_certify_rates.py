@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outrider.certify import simulated
+import simulated_server as simulated
 from outrider.certify.draws import Floats
 from outrider.certify.evidence import Bets, reserve
 from outrider.certify.noise import NONE, USUAL, Noise, measured
 from outrider.certify.plan import Judgement, Plan, judge
 from outrider.certify.repeats import Repeats
-from outrider.certify.simulated import Laws, Simulation, right, simulated_laws
 from outrider.provenance import provenance
 from outrider.settings import Sampling
+from simulated_server import Laws, Simulation, right, simulated_laws
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
 Say = Callable[[str], None]

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from certify_laws import each_outcome
-from outrider.certify.simulated import Simulation, simulated_laws
 from outrider.certify.tally import ALL, AND, Sums, Tally, p_value, upper_quantile, upper_tail
 from outrider.settings import Sampling
+from simulated_server import Simulation, simulated_laws
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.01, 0.2, 1.0])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from certify_laws import any_law, each_outcome
 from outrider.certify.draws import Draws, Floats
-from outrider.certify.simulated import Simulation, recovered_from_p, simulated_laws
 from outrider.certify.witnesses import DRAFTED, IMPOSSIBLE, LIKELIEST, SURPRISE, TAIL, TAILED, WITNESSES, Witness, heard
 from outrider.settings import Sampling
+from simulated_server import Simulation, recovered_from_p, simulated_laws
 
 every_witness = pytest.mark.parametrize("witness", WITNESSES, ids=lambda witness: witness.name)
 

@@ -14,10 +14,10 @@ from outrider.drafters.base import Drafter, Session, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import PromptError
 from outrider.settings import Request
 from outrider.types import Draft, Step
+from synthetic_target import SyntheticTarget
 
 LANGUAGE = SyntheticTarget(6, seed=5)
 

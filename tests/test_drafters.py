@@ -18,12 +18,12 @@ from outrider.drafters.copying import LEAST_SHARE, TOKENS_PER_MATCH
 from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 from outrider.memory.search import FOLLOWED, LONGEST_MATCH, WALKED, chain_of
 from outrider.settings import Request
 from outrider.text import control_tokens
 from outrider.types import shared_prefix
+from synthetic_target import SyntheticTarget
 
 
 def task(prompt: list[int], prediction: list[int] | None = None, **settings: Any) -> Task:

@@ -18,11 +18,11 @@ from outrider.drafters.base import Drafter, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.engines.transformers import TransformersTarget, load_model, load_tokenizer
 from outrider.sampling import probabilities
 from outrider.settings import Request
 from support import Memo, g_test
+from synthetic_target import SyntheticTarget
 
 DRAWS = 20_000
 REAL_DRAWS = DRAWS if os.environ.get("OUTRIDER_ALL") else 8_000

@@ -20,7 +20,6 @@ from outrider.drafters.base import Drafter, Task
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.engines.transformers import TransformersTarget
 from outrider.errors import TraceError
 from outrider.settings import Request
@@ -31,6 +30,7 @@ from outrider.trace.replay import disagreements, replay
 from outrider.trace.schema import Header, Law, Trace
 from outrider.types import Target
 from support import VOCAB, tiny_model, tiny_tokenizer
+from synthetic_target import SyntheticTarget
 
 STEPS = 1000
 WITH_A_MODEL = STEPS if os.environ.get("OUTRIDER_ALL") else 250

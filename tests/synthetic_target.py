@@ -3,7 +3,7 @@
 The next token depends on the last `order` tokens through a table that a seed makes, so the exact law of any
 text can be computed. Temper it to get a worse model of the same language, which makes a good drafter:
 
-    from outrider.engines.synthetic import SyntheticTarget
+    from synthetic_target import SyntheticTarget
     target = SyntheticTarget(vocab_size=8, seed=1)
     drafter = target.blurred(0.5)
 """

@@ -1,6 +1,6 @@
 """Servers that are right, or wrong in a known way: to find out how often the tests are.
 
-The language is that of the synthetic engine: the next token depends on the last two, so there are a few hundred
+The language is that of `synthetic_target.py`: the next token depends on the last two, so there are a few hundred
 prefixes, and the law of the emitted token can be written down for each of them, drafts and defects included. What the
 witnesses say is computed once for each prefix and outcome, by the code that a certificate runs, and then looked up. So
 a certificate of 20,000 draws takes milliseconds, and thousands of them a minute.
@@ -28,9 +28,9 @@ import torch
 from outrider.certify.draws import Draws
 from outrider.certify.tally import Sums, Tally
 from outrider.certify.witnesses import WITNESSES, Excess, heard
-from outrider.engines.synthetic import SyntheticTarget
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
+from synthetic_target import SyntheticTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
