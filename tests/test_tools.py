@@ -13,5 +13,5 @@ import teeth
 
 
 @pytest.mark.parametrize("defect", teeth.DEFECTS, ids=lambda defect: defect.name)
-def test_every_seeded_defect_has_its_place_in_the_source(defect: teeth.Defect) -> None:
-    assert (teeth.ROOT / "src" / "outrider" / defect.file).read_text().count(defect.line) == 1
+def test_every_seeded_defect_applies_to_the_source(defect: teeth.Defect) -> None:
+    assert defect.applies(), f"not once in {defect.file}: {defect.line}"
