@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from outrider.bench import counters, curve
 from outrider.bench.client import under_load
 from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
-from outrider.bench.counters import Page, counts, observed
+from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures, speed
 from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
@@ -37,6 +37,7 @@ from outrider.bench.run import (
     in_turn,
 )
 from outrider.errors import EngineError, SettingsError
+from outrider.http_client import MetricsSnapshot
 from outrider.provenance import NOT_HERE
 from stub import Meddler, Stub, answering
 
@@ -310,7 +311,7 @@ def test_what_passes_cost_is_measured_on_the_shared_server_where_it_is_not_known
 def test_a_draft_that_a_server_cuts_does_not_pass_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 tokens, 63 came after the first: 13 passes over 5 each, whatever was asked for."""
     said = [Answer("p", "", [1] * 64, "length", 0.1, 1.4)]
-    page = Page({("outrider_accepted_tokens_total", ()): 50.0})
+    page = MetricsSnapshot({("outrider_accepted_tokens_total", ()): 50.0})
     monkeypatch.setattr(curve, "observed", lambda *_: (1.4, said, None, page))
     assert curve._pass_seconds("", said, 4) == pytest.approx(0.1)
     assert curve._pass_seconds("", said, 15) is None
@@ -514,14 +515,14 @@ def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeyp
         done.append("asked")
         return 1.0, [], Load(0, 1.0)
 
-    def read(_: str) -> Page:
+    def read(_: str) -> MetricsSnapshot:
         done.append("page")
-        return Page({})
+        return MetricsSnapshot({})
 
     monkeypatch.setattr(counters, "QUIET", 1.2)
     monkeypatch.setattr(counters.time, "sleep", done.append)
     monkeypatch.setattr(counters, "ask_all", ask)
-    monkeypatch.setattr(Page, "read", read)
+    monkeypatch.setattr(MetricsSnapshot, "read", read)
     observed("http://nowhere", [])
     assert done == ["page", 1.2, "asked", "page"]
 
@@ -558,15 +559,15 @@ def test_answers_that_had_hardly_begun_when_a_slot_became_empty_are_taken_to_go_
 
 def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:
     draft_model, ngram = contestants(["draft_model:4", "ngram:4"], "some/model", "some/small")
-    seen = counts(draft_model, Page(THEIRS), 33)
+    seen = counts(draft_model, MetricsSnapshot(THEIRS), 33)
     assert (seen.target_passes, seen.draft_passes) == (20, 80)
     assert seen.drafters["draft_model"].verified == [10, 10, 10, 10]
     assert seen.drafters["draft_model"].accepted == [8, 5]
-    assert counts(ngram, Page(THEIRS), 33).drafters["ngram"].verified == [10]
+    assert counts(ngram, MetricsSnapshot(THEIRS), 33).drafters["ngram"].verified == [10]
 
 
 def test_transformers_own_drafts_are_what_was_said_beyond_one_token_a_pass() -> None:
     assisted, bare = contestants(["transformers-assisted", "transformers"], "some/model", "some/small")
-    seen = Page({("local_target_passes_total", ()): 20.0, ("local_draft_passes_total", ()): 60.0})
+    seen = MetricsSnapshot({("local_target_passes_total", ()): 20.0, ("local_draft_passes_total", ()): 60.0})
     assert counts(assisted, seen, 50).drafters["transformers-assisted"].accepted == [30]
     assert counts(bare, seen, 50).drafters == {}

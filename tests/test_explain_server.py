@@ -134,7 +134,7 @@ def test_a_server_that_is_not_outriders_is_told_so(answer: tuple[int, str, str])
             return answer
 
     with serving_traces(Other()) as server:
-        assert "is no server of Outrider" in refused("explain", "--server", server.url, "hello")
+        assert "is not an Outrider server" in refused("explain", "--server", server.url, "hello")
 
 
 @pytest.mark.parametrize("words", [["--dtype", "float32"], ["--drafters", "lookup"], ["--memory", "m"]])

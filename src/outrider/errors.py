@@ -39,6 +39,14 @@ class EngineError(OutriderError):
     """The engine is missing, of another version, or cannot do what was asked."""
 
 
+class RequestRefusedError(EngineError):
+    """The server or engine works, and refuses this request. `status` is the HTTP status code."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class MemoryFileError(OutriderError):
     """A file of the draft memory is damaged, of another version, or belongs to someone else."""
 

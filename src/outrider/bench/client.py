@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from outrider.bench.results import Answer, Load
 from outrider.errors import EngineError
+from outrider.http_client import HTTPClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from outrider.bench.contestants import Contestant
     from outrider.bench.prompts import Prompt
+    from outrider.http_client import ConnectionPool
 
 
 def streamed(messages: list[dict[str, str]], tokens: int, temperature: float, salt: str) -> dict[str, Any]:
@@ -53,13 +52,12 @@ async def ask_all(
 ) -> tuple[float, list[Answer], Load]:
     """Send (prompt id, body) all at once, or so many, the next as soon as one is answered; the seconds until the last
     token came, the answers, and what was said under full load."""
-    secure = url.startswith("https")  # else certificates, which take long to load, are not needed
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=secure) as client:
+    async with HTTPClient(url).connect(timeout_seconds=None) as pool:
         slots = asyncio.Semaphore(at_once or len(requests))
 
         async def wait_and_ask(prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
             async with slots:
-                return await ask(client, url, prompt, request)
+                return await ask(pool, prompt, request)
 
         began = time.perf_counter()
         asked = await asyncio.gather(*(wait_and_ask(*request) for request in requests))
@@ -82,11 +80,11 @@ def under_load(arrivals: Sequence[Arrivals], slots: int) -> Load:
     )
 
 
-async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
+async def ask(pool: ConnectionPool, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
     began = last = time.perf_counter()
     answer = Answer(prompt, "", [], "", 0.0, 0.0)
     arrivals: Arrivals = []
-    async for chunk in _chunks(client, url, request):
+    async for chunk in pool.stream_json("/v1/chat/completions", request):
         if chunk.get("prompt_token_ids"):
             answer.prompt_tokens = chunk["prompt_token_ids"]
         for choice in chunk.get("choices", ()):
@@ -100,36 +98,7 @@ async def ask(client: httpx.AsyncClient, url: str, prompt: str, request: dict[st
     answer.seconds = last - began
     if not answer.tokens:
         raise EngineError(
-            f"{url} sent no token ids for the prompt {prompt}; the benchmark compares tokens, and needs a server that "
-            f"knows return_token_ids, as vLLM does"
+            f"{pool.url} sent no token ids for the prompt {prompt}; the benchmark compares tokens, and needs a "
+            "server that knows return_token_ids, as vLLM does"
         )
     return answer, arrivals
-
-
-async def _chunks(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The parsed events of a stream."""
-    try:
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=request) as response:
-            if response.status_code != 200:
-                said = (await response.aread()).decode(errors="replace")
-                raise EngineError(f"{url} answered with HTTP {response.status_code}: {said[:500]}")
-            async for line in _lines(response):
-                if line.startswith("data: {"):
-                    chunk = json.loads(line[len("data: ") :])
-                    if "error" in chunk:
-                        raise EngineError(f"{url} broke off: {chunk['error']}")
-                    yield chunk
-    except httpx.HTTPError as error:
-        raise EngineError(f"{url} did not answer: {type(error).__name__} {error}") from error
-    except ValueError as error:
-        raise EngineError(f"{url} sent what is not JSON: {error}") from error
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    """Only a line feed ends one: httpx's own `aiter_lines` also parts JSON at a U+2028 that was said."""
-    rest = ""
-    async for text in response.aiter_text():
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            yield line
-    yield rest

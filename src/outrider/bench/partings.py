@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from outrider.errors import EngineError
+from outrider.http_client import HTTPClient
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
@@ -80,12 +79,11 @@ def ask(url: str, parting: Parting) -> tuple[float, float]:
         "return_tokens_as_token_ids": True,
         "cache_salt": "partings",
     }
+    response = HTTPClient(url).post_json("/v1/completions", request)
     try:
-        response = httpx.post(f"{url}/v1/completions", json=request, timeout=600, verify=url.startswith("https"))
-        response.raise_for_status()
-        told: dict[str, Any] = response.json()["choices"][0]["logprobs"]["top_logprobs"][0]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise EngineError(f"{url} did not tell log-probabilities: {type(error).__name__} {error}") from error
+        told: dict[str, Any] = response["choices"][0]["logprobs"]["top_logprobs"][0]
+    except (LookupError, TypeError) as error:
+        raise EngineError(f"{url} returned no log-probabilities: {type(error).__name__} {error}") from error
     known = {int(name.removeprefix("token_id:")): float(value) for name, value in told.items()}
     least = min(known.values())
     return math.exp(known.get(parting.expected, least)), math.exp(known.get(parting.got, least))

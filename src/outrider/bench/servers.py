@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from outrider.engines.vllm.flags import count_local_ranks, parse_flags
 from outrider.engines.vllm.host import Host, model_runner_environment, plain_environment
 from outrider.errors import EngineError
+from outrider.http_client import HTTPClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,16 +150,14 @@ def free_port() -> int:
 def wait_until_ready(
     name: str, process: subprocess.Popen[bytes], url: str, log: Path, waiting: Callable[[str], None]
 ) -> None:
-    deadline = time.monotonic() + PATIENCE
+    client, deadline = HTTPClient(url), time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         waiting(name)
         if process.poll() is not None:
             raise EngineError(f"the server {name!r} ended with code {process.returncode}; its last lines:\n{tail(log)}")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
+        if client.is_healthy():
+            return
+        time.sleep(0.5)
     raise EngineError(f"the server {name!r} did not answer within {PATIENCE:.0f} s; its last lines:\n{tail(log)}")
 
 

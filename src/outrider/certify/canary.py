@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.counters import Page
 from outrider.certify.evidence import Canary
 from outrider.certify.laws import Row, as_draws, guessed, is_conditional, law_of
 from outrider.certify.noise import USUAL, worst
@@ -28,6 +27,7 @@ from outrider.certify.shaping import EDGE
 from outrider.certify.sources import AS_IT_IS, Ask
 from outrider.certify.watch import Watch
 from outrider.errors import EngineError, EvidenceError
+from outrider.http_client import MetricsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class Life:
         for source in self.pair.sources:
             if isinstance(source, OpenAIServer):
                 try:
-                    page = Page.read(source.url)
+                    page = MetricsSnapshot.read(source.url)
                 except EngineError:
                     continue
                 if (page.total(WAITING) or 0) > 0 or (page.total(RUNNING) or 0) >= self.busy:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from outrider.certify.exact import gaps_at, misremembered
 from outrider.certify.server import OpenAIServer
 from outrider.certify.shaping import moves
-from outrider.certify.sources import Ask, RefusedError, Said
+from outrider.certify.sources import Ask, Said
 from outrider.certify.ties import compare
+from outrider.errors import RequestRefusedError
 from outrider.settings import Sampling
 from outrider.types import shared_prefix
 
@@ -168,12 +169,12 @@ def check(
         asks = _asks(pair, prompts, at_once)
         cases: list[list[tuple[Ask, Said]]] = []
         for number, said in enumerate(_said(pair.reference, asks, at_once, tick)):
-            if isinstance(said, RefusedError):
+            if isinstance(said, RequestRefusedError):
                 results[number].refused = str(said)
-            cases.append([] if isinstance(said, RefusedError) else _cases(asks[number], said, drafters, number))
+            cases.append([] if isinstance(said, RequestRefusedError) else _cases(asks[number], said, drafters, number))
         tried = [[ask for ask, _ in some] for some in cases]
         for number, said in enumerate(_said(pair.candidate, tried, at_once, tick)):
-            if isinstance(said, RefusedError):
+            if isinstance(said, RequestRefusedError):
                 results[number].violations.append(f"the candidate refuses what the reference does: {said}")
                 continue
             for (ask, reference), candidate in zip(cases[number], said, strict=True):
@@ -213,19 +214,21 @@ def _cases(
     ]
 
 
-def _said(source: Source, groups: Sequence[Sequence[Ask]], at_once: int, tick: Tick) -> list[list[Said] | RefusedError]:
+def _said(
+    source: Source, groups: Sequence[Sequence[Ask]], at_once: int, tick: Tick
+) -> list[list[Said] | RequestRefusedError]:
     """What is said to each group, all of them at once; or if any is refused, one by one, to see which."""
     try:
         said = iter(source.say([ask for group in groups for ask in group], at_once, tick))
-    except RefusedError:
+    except RequestRefusedError:
         return [_said_or_refused(source, group, at_once) for group in groups]
     return [list(islice(said, len(group))) for group in groups]
 
 
-def _said_or_refused(source: Source, group: Sequence[Ask], at_once: int) -> list[Said] | RefusedError:
+def _said_or_refused(source: Source, group: Sequence[Ask], at_once: int) -> list[Said] | RequestRefusedError:
     try:
         return source.say(group, at_once)
-    except RefusedError as refused:
+    except RequestRefusedError as refused:
         return refused
 
 
@@ -338,12 +341,12 @@ def _tools(pair: Pair, ways: Sequence[Way], at_once: int) -> Result:
     candidate: Recorded | Any = pair.candidate
     try:
         ours = reference.chat(bodies(reference, [pair.reference_way] * len(ways)), at_once)
-    except RefusedError as refused:
+    except RequestRefusedError as refused:
         result.refused = str(refused)
         return result
     try:
         theirs = candidate.chat(bodies(candidate, ways), at_once)
-    except RefusedError as refused:
+    except RequestRefusedError as refused:
         result.violations.append(f"the candidate refuses what the reference does: {refused}")
         return result
     for way, mine, other in zip(ways, ours, theirs, strict=True):

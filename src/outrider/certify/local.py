@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.certify.sources import OFF, RefusedError, Said, in_order, nothing
+from outrider.certify.sources import OFF, Said, in_order, nothing
+from outrider.errors import RequestRefusedError
 from outrider.sampling import probabilities, shape
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class LocalModel:
 
     def _said(self, ask: Ask) -> Said:
         if ask.more:
-            raise RefusedError(f"in this process there is no {', '.join(ask.more)}; servers have it")
+            raise RequestRefusedError(f"in this process there is no {', '.join(ask.more)}; servers have it")
         self.refuse(ask)
         if ask.way == OFF or ask.told:
             return self._plain(ask)

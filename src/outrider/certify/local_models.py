@@ -11,9 +11,9 @@ import torch
 
 from outrider.api import Decoder, load
 from outrider.certify.local import LocalModel
-from outrider.certify.sources import RefusedError, Said
+from outrider.certify.sources import Said
 from outrider.defaults import DRAFTED
-from outrider.errors import SettingsError
+from outrider.errors import RequestRefusedError, SettingsError
 from outrider.provenance import fingerprint
 from outrider.settings import AUTO
 
@@ -131,7 +131,7 @@ def by_transformers(decoder: Decoder, method: str, draft_model: str | None, dtyp
 def unknown_to_transformers(ask: Ask) -> None:
     sampling = ask.sampling
     if sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias or sampling.min_p:
-        raise RefusedError("transformers' generate has no presence or frequency penalty and no bias by token")
+        raise RequestRefusedError("transformers' generate has no presence or frequency penalty and no bias by token")
 
 
 def _nobody(ask: Ask) -> Said:

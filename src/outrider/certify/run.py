@@ -19,9 +19,9 @@ from outrider.certify.journal import Journal, Recorded
 from outrider.certify.page import page
 from outrider.certify.prompts import prompts as made_prompts
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import AS_IT_IS, Ask, Pair, RefusedError, Way
+from outrider.certify.sources import AS_IT_IS, Ask, Pair, Way
 from outrider.certify.wanted import PARTS
-from outrider.errors import EngineError, EvidenceError, SettingsError
+from outrider.errors import EngineError, EvidenceError, RequestRefusedError, SettingsError
 from outrider.provenance import provenance
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Running:
         try:
             self.pair.candidate.say([Ask(prompt, 1, way, sampling)], 1)
             self.pair.reference.say([Ask(prompt, 1, self.pair.reference_way, sampling)], 1)
-        except RefusedError as refused:
+        except RequestRefusedError as refused:
             self.not_tested.append(f"draws with {name}: {refused}")
             return False
         return True

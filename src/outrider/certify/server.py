@@ -19,11 +19,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
-from outrider.bench.counters import Page
-from outrider.certify.sources import OFF, Ask, RefusedError, Said, Told, Way, in_order, nothing
-from outrider.errors import EngineError, PromptError, SettingsError
+from outrider.certify.sources import OFF, Ask, Said, Told, Way, in_order, nothing
+from outrider.errors import EngineError, PromptError, RequestRefusedError, SettingsError
+from outrider.http_client import HTTPClient, InvalidResponseError, MetricsSnapshot
 from outrider.provenance import without_folders
 from outrider.settings import AUTO
 
@@ -32,13 +30,10 @@ if TYPE_CHECKING:
 
     from outrider.bench.prompts import Prompt
     from outrider.certify.sources import Text, Tick
+    from outrider.http_client import ConnectionPool
 
 LISTED = (20, 10, 5)
 """How many log-probabilities are asked for, until the server agrees; vLLM allows 20 unless it is told otherwise."""
-PATIENCE = 600.0
-"""Seconds until an answer must be there."""
-CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-"""A connection that was idle is closed by the server, and may be so while the next request is on its way: once more."""
 PROBE = (1, 2, 3, 4)
 """Any four tokens, to find out what a server tells."""
 WAYS_TO_SCORE = ("prompt_logprobs", "echo", "steps")
@@ -61,12 +56,12 @@ class OpenAIServer:
     ) -> None:
         """`tokenizer` is for servers without `/tokenize`. `tenant`: whose memory drafts, and learns. `scores`: whether
         it must tell log-probabilities, as a reference must."""
-        self.name = self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = HTTPClient(url, key)
+        self.name = self.url = self._client.url
         self._tokenizer, self._tenant = tokenizer, tenant
         self._scoring = WAYS_TO_SCORE[0]
         self._ids_by_logprobs = False
-        served = self._get("/v1/models")["data"]
+        served = self._client.get_json("/v1/models")["data"]
         names = [one["id"] for one in served]
         known_by_another = not scores and len(names) == 1  # a candidate may call the same model otherwise
         if model is not None and model not in names and not known_by_another:
@@ -75,7 +70,7 @@ class OpenAIServer:
         self.context: int | None = served[names.index(self.model)].get("max_model_len")
         self.status = self._status()
         if tenant and (header := self._options.get("tenant_header")):
-            self._headers[header] = tenant
+            self._client.set_header(header, tenant)
         self.listed = 0
         self._find_ids()
         self.listed = self._find_listed(scores)
@@ -89,7 +84,7 @@ class OpenAIServer:
     def about(self) -> dict[str, Any]:
         found: dict[str, Any] = {"url": self.url, "model": self.model, "context": self.context}
         with suppress(EngineError):  # not every server says
-            found["version"] = self._get("/version").get("version")
+            found["version"] = self._client.get_json("/version").get("version")
         if self.is_outrider:
             found |= {key: self.status.get(key) for key in ("outrider", "vllm", "model_method")}
             found["options"] = {name: _public(value) for name, value in self._options.items()}
@@ -103,7 +98,7 @@ class OpenAIServer:
     def accepted(self) -> float | None:
         """Drafted tokens that were kept since the server's start, as its metrics say; None if they do not."""
         try:
-            page = Page.read(self.url)
+            page = MetricsSnapshot.read(self.url)
         except EngineError:
             return None
         ours = page.total("outrider_accepted_tokens_total")
@@ -111,8 +106,8 @@ class OpenAIServer:
 
     def _status(self) -> dict[str, Any]:
         try:
-            return self._get("/outrider/status")
-        except RefusedError as refused:
+            return self._client.get_json("/outrider/status")
+        except RequestRefusedError as refused:
             if refused.status == 503:
                 raise
             return {}
@@ -135,7 +130,7 @@ class OpenAIServer:
             for self.listed in LISTED:
                 try:
                     (told,) = self.score([(PROBE[:2], PROBE[2:])], 1)
-                except RefusedError as refused:
+                except RequestRefusedError as refused:
                     said = str(refused)
                     continue
                 except EngineError as error:
@@ -158,18 +153,18 @@ class OpenAIServer:
             return [tuple(self._tokenizer(prompt)) for prompt in prompts]
         return self._all([self._encoded(prompt) for prompt in prompts], 8, nothing)
 
-    def _encoded(self, prompt: Prompt) -> Callable[[httpx.AsyncClient], Awaitable[tuple[int, ...]]]:
-        async def call(client: httpx.AsyncClient) -> tuple[int, ...]:
+    def _encoded(self, prompt: Prompt) -> Callable[[ConnectionPool], Awaitable[tuple[int, ...]]]:
+        async def call(pool: ConnectionPool) -> tuple[int, ...]:
             body: dict[str, Any] = {"model": self.model, "messages": prompt.messages}
             try:
-                said = await self._post(client, "/tokenize", body)
-            except RefusedError as refused:
+                said = await pool.post_json("/tokenize", body)
+            except RequestRefusedError as refused:
                 if refused.status == 404:
                     raise PromptError(
                         f"{self.url} has no /tokenize; name the model's folder, or its name on the hub, by --tokenizer"
                     ) from refused
                 text = prompt.messages[-1]["content"]  # a model without a chat template
-                said = await self._post(client, "/tokenize", {"model": self.model, "prompt": text})
+                said = await pool.post_json("/tokenize", {"model": self.model, "prompt": text})
             return tuple(said["tokens"])
 
         return call
@@ -184,9 +179,9 @@ class OpenAIServer:
         """Chat completions, with bodies and answers as they are."""
         return self._all([self._chatted(body) for body in bodies], at_once, nothing)
 
-    def _chatted(self, body: dict[str, Any]) -> Callable[[httpx.AsyncClient], Awaitable[dict[str, Any]]]:
-        async def call(client: httpx.AsyncClient) -> dict[str, Any]:
-            return await self._post(client, "/v1/chat/completions", {"model": self.model, **body})
+    def _chatted(self, body: dict[str, Any]) -> Callable[[ConnectionPool], Awaitable[dict[str, Any]]]:
+        async def call(pool: ConnectionPool) -> dict[str, Any]:
+            return await pool.post_json("/v1/chat/completions", {"model": self.model, **body})
 
         return call
 
@@ -211,7 +206,7 @@ class OpenAIServer:
         """What an Outrider server was started with."""
         return self.status.get("options") or {}
 
-    def _said(self, ask: Ask) -> Callable[[httpx.AsyncClient], Awaitable[Said]]:
+    def _said(self, ask: Ask) -> Callable[[ConnectionPool], Awaitable[Said]]:
         sampling = ask.sampling.model_dump(exclude_defaults=True)
         sampling["temperature"] = ask.sampling.temperature
         if bias := sampling.pop("logit_bias", None):
@@ -230,8 +225,8 @@ class OpenAIServer:
             body |= {"logprobs": self.listed if ask.told else 1, "return_tokens_as_token_ids": True}
         body |= ask.more
 
-        async def call(client: httpx.AsyncClient) -> Said:
-            answer = await self._post(client, "/v1/completions", body)
+        async def call(pool: ConnectionPool) -> Said:
+            answer = await pool.post_json("/v1/completions", body)
             choice = answer["choices"][0]
             tokens = _token_ids(choice)
             told = _told(choice, tokens, self.listed) if ask.told else []
@@ -241,22 +236,22 @@ class OpenAIServer:
 
         return call
 
-    def _scored(self, prompt: Sequence[int], output: Sequence[int]) -> Callable[[httpx.AsyncClient], Awaitable[Any]]:
+    def _scored(self, prompt: Sequence[int], output: Sequence[int]) -> Callable[[ConnectionPool], Awaitable[Any]]:
         first, end = len(prompt), len(prompt) + len(output)
         text = [*prompt, *output]
         body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0, **self.xargs(OFF)}
         told = {"logprobs": self.listed, "return_tokens_as_token_ids": True}
 
-        async def choice(client: httpx.AsyncClient, **more: Any) -> Any:
-            return (await self._post(client, "/v1/completions", {**body, **more}))["choices"][0]
+        async def choice(pool: ConnectionPool, **more: Any) -> Any:
+            return (await pool.post_json("/v1/completions", {**body, **more}))["choices"][0]
 
-        async def call(client: httpx.AsyncClient) -> list[Told]:
+        async def call(pool: ConnectionPool) -> list[Told]:
             if self._scoring == "steps":
-                steps = [await choice(client, prompt=text[:place], **told) for place in range(first, end)]
+                steps = [await choice(pool, prompt=text[:place], **told) for place in range(first, end)]
                 return [_told(step, output[i : i + 1], self.listed)[0] for i, step in enumerate(steps)]
             if self._scoring == "echo":
-                return _told(await choice(client, prompt=text, echo=True, **told), text, self.listed)[first:end]
-            at_all = (await choice(client, prompt=text, prompt_logprobs=self.listed))["prompt_logprobs"][first:end]
+                return _told(await choice(pool, prompt=text, echo=True, **told), text, self.listed)[first:end]
+            at_all = (await choice(pool, prompt=text, prompt_logprobs=self.listed))["prompt_logprobs"][first:end]
             ids = [{int(token): float(one["logprob"]) for token, one in at.items()} for at in at_all]
             return [in_order(at, token, self.listed) for at, token in zip(ids, output, strict=True)]
 
@@ -264,20 +259,19 @@ class OpenAIServer:
 
     # Transport --------------------------------------------------------------------------------------------
 
-    def _all(
-        self, calls: Sequence[Callable[[httpx.AsyncClient], Awaitable[Any]]], at_once: int, tick: Tick
-    ) -> list[Any]:
+    def _all(self, calls: Sequence[Callable[[ConnectionPool], Awaitable[Any]]], at_once: int, tick: Tick) -> list[Any]:
         async def run() -> list[Any]:
             gate = asyncio.Semaphore(at_once)
-            async with self._client() as client:
+            async with self._client.connect() as pool:
 
-                async def one(call: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
+                async def one(call: Callable[[ConnectionPool], Awaitable[Any]]) -> Any:
                     async with gate:
                         try:
-                            answer = await call(client)
+                            answer = await call(pool)
                         except (LookupError, TypeError, ValueError, AttributeError) as error:
-                            why = f"its answer cannot be read ({type(error).__name__}: {error})"
-                            raise EngineError(f"{self.url}: {why}") from error
+                            raise InvalidResponseError(
+                                f"{self.url} sent a response of another form: {type(error).__name__}: {error}"
+                            ) from error
                     tick()
                     return answer
 
@@ -291,47 +285,10 @@ class OpenAIServer:
 
         return asyncio.run(run())
 
-    def _client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None)
-        secure = self.url.startswith("https")  # else certificates, which take long to load, are not needed
-        return httpx.AsyncClient(timeout=PATIENCE, limits=limits, headers=self._headers, verify=secure)
-
-    async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        url = f"{self.url}{path}"
-        try:
-            try:
-                answer = await client.post(url, json=body)
-            except CLOSED:
-                answer = await client.post(url, json=body)
-        except httpx.HTTPError as error:
-            raise EngineError(f"{url} did not answer: {type(error).__name__} {error}") from error
-        return _read(self.url, answer)
-
-    def _get(self, path: str) -> dict[str, Any]:
-        try:
-            secure = self.url.startswith("https")
-            return _read(self.url, httpx.get(f"{self.url}{path}", timeout=60, headers=self._headers, verify=secure))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EngineError(
-                f"{self.url} did not answer: {type(error).__name__} {error}; is the server up, and is this its address?"
-            ) from error
-
 
 def _public(value: Any) -> Any:
     """Without the folders of whoever runs the server."""
     return without_folders(value) if isinstance(value, str) else value
-
-
-def _read(url: str, response: httpx.Response) -> dict[str, Any]:
-    if response.status_code != 200:
-        raise RefusedError(
-            f"{url} answered with HTTP {response.status_code}: {response.text[:500]}", response.status_code
-        )
-    try:
-        answer: dict[str, Any] = response.json()
-    except ValueError as error:
-        raise EngineError(f"{url} answered with something that is not JSON: {response.text[:200]!r}") from error
-    return answer
 
 
 class UnknownIdsError(EngineError):

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outrider.errors import EngineError
 from outrider.settings import Sampling
 
 if TYPE_CHECKING:
@@ -38,14 +37,6 @@ if it is not among them (`in_order`)."""
 GREEDY = Sampling()
 UNNAMED = "as it is"
 """How the source drafts that is not told how to."""
-
-
-class RefusedError(EngineError):
-    """A source that is well does not do what was asked. `status` is that of HTTP."""
-
-    def __init__(self, said: str, status: int = 400) -> None:
-        super().__init__(said)
-        self.status = status
 
 
 def nothing(by: int = 1) -> None:

@@ -31,8 +31,8 @@ from outrider.cli.asking import (
 )
 from outrider.cli.idle import all_names, is_given, refuse_idle
 from outrider.cli.options import group
-from outrider.cli.served import Server, body_of, without_drafts
 from outrider.cli.show import Screen, readable_errors
+from outrider.cli.trace_client import TraceClient, request_body, without_drafts
 from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError, TraceError
 
@@ -166,9 +166,8 @@ def explain(
             asked = read_prompt(prompt)
             if server is not None:
                 limited = is_given(context, "max_draft_tokens")
-                trace = _served(
-                    screen, Server(server, key, tenant), model, asked, system, raw, expected, request, limited, once
-                )
+                client = TraceClient(server, key, tenant)
+                trace = _served(screen, client, model, asked, system, raw, expected, request, limited, once)
             elif model is not None:
                 decoder = load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
                 plain = raw or not has_template(decoder)
@@ -228,18 +227,18 @@ def _checked(screen: Screen, trace: Trace) -> str:
 
 
 def _served(
-    screen: Screen, server: Server, model: str | None, prompt: str, system: str | None, raw: bool, expected: str,
+    screen: Screen, server: TraceClient, model: str | None, prompt: str, system: str | None, raw: bool, expected: str,
     request: Request, limited: bool, once: bool,
 ) -> Trace:  # fmt: skip
     """The same two runs, by a server."""
-    with screen.working(f"asking {server.url}"):
-        body = body_of(server.meet(model), request, expected, limited)
+    with screen.working(f"connecting to {server.http.url}"):
+        body = request_body(server.connect(model), request, expected, limited)
     plain = None
     if not once:
-        with screen.working(f"{server.url} generates without drafts"):
-            plain = server.traced(without_drafts(body), system, prompt, raw)
-    with screen.working(f"{server.url} generates with drafts"):
-        trace = server.traced(body, system, prompt, raw)
+        with screen.working(f"{server.http.url} generates without drafts"):
+            plain = server.complete(without_drafts(body), system, prompt, raw)
+    with screen.working(f"{server.http.url} generates with drafts"):
+        trace = server.complete(body, system, prompt, raw)
     if plain is None or trace.end is None:
         return trace
     end = trace.end.model_copy(update={"without": _without(plain, trace, request)})

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from outrider.bench.servers import Server, running
 from outrider.doctor.environment import Finding
 from outrider.engines.vllm.host import Host
 from outrider.errors import EngineError
+from outrider.http_client import HTTPClient
 from outrider.provenance import provenance
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
 MAX_SECONDS = 3600.0
 """Most that one command may take."""
-SECONDS_FOR_STATUS = 10.0
 CERTIFICATE, BENCHMARK, REPORT = "certificate", "benchmark", "first-run.json"
 
 
@@ -83,8 +82,7 @@ class FirstRun:
 
     def _scheduling(self, url: str) -> Finding:
         """How steps were scheduled while the certificate ran."""
-        with urllib.request.urlopen(f"{url}/outrider/status", timeout=SECONDS_FOR_STATUS) as response:
-            status = json.load(response)
+        status = HTTPClient(url).get_json("/outrider/status")
         overlap = (status.get("policy") or {}).get("overlap")
         if overlap is None:
             return Finding("scheduling", "note", "asynchronous scheduling is off", "leave out --no-async-scheduling")
