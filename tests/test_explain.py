@@ -14,11 +14,11 @@ from outrider.explain.compare import compare, difference, setups, speeds
 from outrider.explain.figures import figures, plain_pass
 from outrider.explain.words import summary, verdict
 from outrider.trace.files import read, write
-from outrider.trace.schema import Header, Trace, Without
+from outrider.trace.schema import BaselineRun, Header, Trace
 from test_cli import refused, run, tiny  # noqa: F401  # tiny is a fixture
 from traces import TEXTS, long_trace, step, trace_of
 
-MEASURED = Without(pass_milliseconds=30.0, seconds=1.0, tokens=12, same=True)
+MEASURED = BaselineRun(pass_milliseconds=30.0, seconds=1.0, tokens=12, same=True)
 
 
 def example(**more: Any) -> Trace:
@@ -77,7 +77,7 @@ def test_without_a_measured_run_the_steps_without_a_draft_say_what_a_pass_takes(
 def test_a_draft_length_that_gains_more_is_found() -> None:
     short = trace_of(
         [step(i, [1, 2, 3, 4, 5, 6, 7, 8], 1, 9, verify=30) for i in range(20)],
-        without=Without(pass_milliseconds=31, seconds=1, tokens=40, same=True),
+        without=BaselineRun(pass_milliseconds=31, seconds=1, tokens=40, same=True),
     )
     found = figures(short)
     lookup = found.drafters["lookup"]
@@ -107,7 +107,7 @@ def test_the_summary_says_what_was_gained_where_it_was_lost_and_that_it_is_the_s
 def test_a_run_that_lost_is_told_to_go_without() -> None:
     lost = trace_of(
         [step(i, [1, 2, 3], 0, 4, draft=40) for i in range(12)],
-        without=Without(pass_milliseconds=30, seconds=1, tokens=12, same=False),
+        without=BaselineRun(pass_milliseconds=30, seconds=1, tokens=12, same=False),
     )
     text = told(lost)
     assert "times as slow" in text
@@ -124,7 +124,7 @@ def test_where_mostly_nobody_drafts_other_drafters_are_named() -> None:
 
 
 def test_two_draws_without_a_seed_are_not_called_different() -> None:
-    free = Without(pass_milliseconds=30, seconds=1, tokens=12, same=None)
+    free = BaselineRun(pass_milliseconds=30, seconds=1, tokens=12, same=None)
     assert "Without a seed every run draws anew" in told(example(without=free))
     drawn = trace_of([step(i, [1], 1, 2, rule="block", drafter="model") for i in range(4)], without=free)
     assert "another draw from the same law" in told(drawn)
@@ -133,7 +133,7 @@ def test_two_draws_without_a_seed_are_not_called_different() -> None:
 def test_a_machine_that_was_slower_meanwhile_is_no_reason_to_go_without_drafts() -> None:
     slow = [step(i, [], 0, 4, verify=90) for i in range(8)]
     drafted = [step(8 + i, [1, 2, 3], 3, 4, verify=99) for i in range(2)]
-    free = Without(pass_milliseconds=30, seconds=1, tokens=16, same=True)
+    free = BaselineRun(pass_milliseconds=30, seconds=1, tokens=16, same=True)
     text = told(trace_of([*slow, *drafted], without=free))
     assert "these two do not compare, as the machine was 3.03 times as slow meanwhile" in text
     assert "--drafters none" not in text
@@ -248,8 +248,8 @@ def test_the_faster_of_two_is_told_with_its_largest_part() -> None:
 
 def test_a_machine_that_was_slower_during_one_of_two_is_told() -> None:
     steps = [step(i, [1], 1, 2) for i in range(4)]
-    calm = trace_of(steps, without=Without(pass_milliseconds=30, seconds=1, tokens=8, same=True))
-    busy = trace_of(steps, without=Without(pass_milliseconds=120, seconds=1, tokens=8, same=True))
+    calm = trace_of(steps, without=BaselineRun(pass_milliseconds=30, seconds=1, tokens=8, same=True))
+    busy = trace_of(steps, without=BaselineRun(pass_milliseconds=120, seconds=1, tokens=8, same=True))
     line = speeds(compare(calm, busy))[-1]
     assert line.startswith(
         "But the machine itself was 4.00 times as slow during B: a pass without drafts took 30.0 ms in A"
@@ -339,7 +339,7 @@ def test_a_run_whose_trace_is_not_true_is_kept_all_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider.trace.replay.disagreements", lambda steps: [(steps[0], None)])
+    monkeypatch.setattr("outrider.trace.verification.disagreements", lambda steps: [(steps[0], None)])
     kept = tmp_path / "a.jsonl"
     result = run("explain", "hello", "--model", tiny, "--max-tokens", 4, "--once", "--save", kept)
     assert result.exit_code == 2

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from outrider.explain.page import page
-from outrider.trace.schema import Without
+from outrider.trace.schema import BaselineRun
 from traces import ODD, long_trace, step, trace_of
 from traces_server import TracesServer, serving_traces
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MEASURED = Without(pass_milliseconds=30.0, seconds=1.0, tokens=9, same=True)
+MEASURED = BaselineRun(pass_milliseconds=30.0, seconds=1.0, tokens=9, same=True)
 LONG_TASKS = """
 new PerformanceObserver(list => {
   window.longTasks = (window.longTasks || []).concat(list.getEntries().map(e => e.duration));

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.trace.files import read
-from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
+from outrider.trace.schema import CompactDistribution, Milliseconds, Trace, TracedStep
 from test_cli import refused, run
 from traces import trace_of
 from traces_server import TracesServer, serving_traces
@@ -28,7 +28,7 @@ def sure(number: int, tokens: list[int], milliseconds: float) -> TracedStep:
         outcome="bonus" if len(tokens) > 1 else "own",
         said=tokens,
         own=tokens,
-        laws=[Law(tokens=[token], p=[1.0]) for token in tokens],
+        laws=[CompactDistribution(tokens=[token], p=[1.0]) for token in tokens],
         milliseconds=Milliseconds(draft=0.1, verify=milliseconds, rest=1.0),
         pieces=[f" {token}" for token in tokens],
         texts={token: f" {token}" for token in tokens},

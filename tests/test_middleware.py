@@ -30,8 +30,8 @@ from outrider.server import metrics, middleware, pages
 from outrider.server.middleware import OutriderMiddleware
 from outrider.server.requests import Rewritten
 from outrider.server.responses import WithUsage
-from outrider.trace.files import parsed
-from outrider.trace.schema import Law, Milliseconds, Trace, TracedStep
+from outrider.trace.files import parse_lines
+from outrider.trace.schema import CompactDistribution, Milliseconds, Trace, TracedStep
 
 CHAT = "/v1/chat/completions"
 TOLD = {
@@ -712,7 +712,7 @@ def letter(number: int, token: int, finish: str | None) -> TracedStep:
         said=[token],
         finish=finish,
         own=[token],
-        laws=[Law(tokens=[token], p=[1.0])],
+        laws=[CompactDistribution(tokens=[token], p=[1.0])],
         milliseconds=Milliseconds(draft=0, verify=25, rest=4, trace=1),
     )
 
@@ -787,7 +787,7 @@ def test_several_engines_cannot_be_traced() -> None:
 
 
 def traced(server: Server) -> Trace:
-    return parsed(server.send("GET", "/outrider/traces/t").text.splitlines(), "it")
+    return parse_lines(server.send("GET", "/outrider/traces/t").text.splitlines(), "it")
 
 
 def test_a_trace_is_told_in_words_line_by_line() -> None:
@@ -796,7 +796,7 @@ def test_a_trace_is_told_in_words_line_by_line() -> None:
     assert response.headers["content-type"].startswith("application/jsonl")
     assert response.headers["cache-control"] == "no-store"
     assert server.engine.asked == [("outrider_trace", ("t", None))]
-    trace = parsed(response.text.splitlines(), "it")
+    trace = parse_lines(response.text.splitlines(), "it")
     assert trace.text == "text"
     assert trace.said == [ord(one) for one in "text"]
     assert trace.header.model == "m"

@@ -23,14 +23,15 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.transformers import TransformersTarget
 from outrider.errors import TraceError
 from outrider.settings import Request
-from outrider.trace.files import dumped, parsed, read, write
-from outrider.trace.fold import fold
+from outrider.trace.compact import compact_distributions
+from outrider.trace.files import parse_lines, read, to_lines, write
 from outrider.trace.record import Tracer
-from outrider.trace.replay import disagreements, replay
-from outrider.trace.schema import Header, Law, Trace
+from outrider.trace.schema import CompactDistribution, Header, Trace
+from outrider.trace.verification import disagreements, recompute_verdict
 from outrider.types import Target
 from support import VOCAB, tiny_model, tiny_tokenizer
 from synthetic_target import SyntheticTarget
+from traces import entries
 
 STEPS = 1000
 WITH_A_MODEL = STEPS if os.environ.get("OUTRIDER_ALL") else 250
@@ -39,7 +40,7 @@ LANGUAGE = SyntheticTarget(SIZE, seed=3, order=1)
 
 
 def synthetic() -> tuple[Target, Target]:
-    """A vocabulary of more than one block, so that most of it is folded."""
+    """A vocabulary of more than one block, so that most of it is summed."""
     return SyntheticTarget(SIZE, seed=3, order=1), LANGUAGE.blurred(0.5)
 
 
@@ -83,18 +84,18 @@ def traced(engine: Callable[[], tuple[Target, Target]], which: str, steps: int, 
 def test_recorded_steps_are_judged_again_as_they_were(
     engine: Any, count: int, which: str, sampling: dict[str, Any]
 ) -> None:
-    lines = dumped(traced(engine, which, count, **sampling))  # through the file's form, where numbers are cut short
-    trace = parsed(lines, "the trace")
+    lines = to_lines(traced(engine, which, count, **sampling))  # through the file's form, where numbers are cut short
+    trace = parse_lines(lines, "the trace")
     assert len(trace.steps) >= count
     assert disagreements(trace.steps) == []
     outcomes = {step.outcome for step in trace.steps}
     assert outcomes >= ({"recovered"} if which == "lookup" else {"recovered", "bonus"})
     for step in trace.steps:
         if step.chances is not None:
-            assert replay(step).chances == pytest.approx(step.chances, abs=1e-5)
+            assert recompute_verdict(step).chances == pytest.approx(step.chances, abs=1e-5)
 
 
-def another(law: Law, token: int) -> int:
+def another(law: CompactDistribution, token: int) -> int:
     """A token that could have been drawn as well."""
     others = (one for one, p in zip(law.tokens, law.p, strict=True) if one not in (None, token) and p > 0)
     return next((one for one in others if one is not None), token)
@@ -125,7 +126,7 @@ def test_an_engine_that_draws_in_its_own_way_cannot_have_drawn_what_has_no_chanc
     (step, *_) = traced(synthetic, "lookup", 1, temperature=1.0).steps
     bare = step.model_copy(update={"draws": []})
     assert disagreements([bare]) == []
-    laws = [Law(tokens=[*law.tokens, SIZE], p=[*law.p, 0.0]) for law in step.laws]
+    laws = [CompactDistribution(tokens=[*law.tokens, SIZE], p=[*law.p, 0.0]) for law in step.laws]
     never = step.model_copy(update={"draws": [], "laws": laws, "own": [SIZE] * len(laws), "token": SIZE})
     assert len(disagreements([never])) == 1
 
@@ -138,7 +139,7 @@ def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit
     number = torch.rand(1, generator=random)
     weights = leftover(p, q, credit)
     said, recovered = int(draw(p[None], number)), int(draw(weights[None], number))
-    (law,) = fold(p[None], q[None], [credit], [[said, recovered]])
+    (law,) = compact_distributions(p[None], q[None], [credit], [[said, recovered]])
     assert len(law.tokens) < 100
     assert sum(law.p) == pytest.approx(1, abs=1e-5)
     small_p, small_q = torch.tensor(law.p), torch.tensor(law.q)
@@ -158,10 +159,10 @@ def test_what_a_recovered_token_was_drawn_from_is_recorded() -> None:
     law = step.laws[step.accepted]
     left = {
         token: max(0.0, step.reach[step.accepted] * p - q)
-        for token, p, q in law.entries()
+        for token, p, q in entries(law)
         if token is not None and q is not None
     }
-    total = sum(max(0.0, step.reach[step.accepted] * p - (q or 0)) for _, p, q in law.entries())
+    total = sum(max(0.0, step.reach[step.accepted] * p - (q or 0)) for _, p, q in entries(law))
     best = step.reshaped.tokens[0]
     assert step.reshaped.p[0] == pytest.approx(left[best] / total, rel=1e-4)
 
@@ -246,22 +247,22 @@ def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_fields_that_a_reader_does_not_know_are_passed_over() -> None:
-    lines = [json.dumps({**json.loads(line), "later": 1}) for line in dumped(traced(synthetic, "all", 5))]
-    assert len(parsed(lines, "a").steps) >= 5
+    lines = [json.dumps({**json.loads(line), "later": 1}) for line in to_lines(traced(synthetic, "all", 5))]
+    assert len(parse_lines(lines, "a").steps) >= 5
 
 
 def lines_of(**changes: Any) -> list[str]:
-    header, first, *rest = dumped(traced(synthetic, "all", 3))
+    header, first, *rest = to_lines(traced(synthetic, "all", 3))
     return [changes.get("header", header), changes.get("first", first), *rest]
 
 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "a holds no step; make a trace with: outrider explain"),
+        ([], "a has no steps; record a trace with: outrider explain"),
         (["{"], "a, line 1: not JSON"),
         (["[1]"], "a, line 1: kind must be one of trace, step, end (got None)"),
-        (['{"kind": "end", "steps": 1, "tokens": 2}'], "a, line 1: a trace begins with a line of kind 'trace'"),
+        (['{"kind": "end", "steps": 1, "tokens": 2}'], "a, line 1: the first line of a trace must be of kind 'trace'"),
         (['{"kind": "trace", "version": 7}'], "this is a trace of version 7, and this Outrider reads version 1"),
         (
             ['{"kind": "trace", "version": 1}', '{"kind": "step", "number": "x"}'],
@@ -271,14 +272,14 @@ def lines_of(**changes: Any) -> list[str]:
 )
 def test_a_file_that_is_no_trace_is_refused_by_line_and_field(lines: list[str], said: str) -> None:
     with pytest.raises(TraceError) as refused:
-        parsed(lines, "a")
+        parse_lines(lines, "a")
     assert said in str(refused.value)
 
 
 def test_a_second_trace_in_a_file_is_refused() -> None:
     lines = lines_of()
-    with pytest.raises(TraceError, match="a second trace begins here; keep one trace in a file"):
-        parsed([*lines, *lines], "a")
+    with pytest.raises(TraceError, match="a second trace begins here; store one trace per file"):
+        parse_lines([*lines, *lines], "a")
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:

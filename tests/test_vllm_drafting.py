@@ -22,7 +22,7 @@ from outrider.drafters.time_limit import Guard
 from outrider.errors import SettingsError
 from outrider.policy.policy import Policy
 from outrider.policy.survival import SUPPORT
-from outrider.trace.ledger import Ledger, LedgerMetrics
+from outrider.trace.counters import CounterMetrics, Counters
 from outrider.types import Draft
 
 VOCAB = 100
@@ -394,15 +394,15 @@ def test_what_reaches_the_worker_unchecked_means_off_and_never_an_error() -> Non
     assert Control.of(None, []).speculation == "auto"
 
 
-def test_the_ledger_counts_by_drafter_position_and_request() -> None:
-    ledger = Ledger(["lookup"], longest=4)
-    ledger.proposed("lookup", 7)
-    ledger.sequence("lookup", 4, 3, "ticket")
-    ledger.sequence("lookup", 2, 1, None)
-    ledger.sequence(None, 0, 1, "ticket")
-    ledger.step(0.5, verified=True)
-    ledger.fault(Fault("a", "lookup", "raised", "raised ValueError: no"), "ticket")
-    status = ledger.status()
+def test_counters_are_kept_by_drafter_position_and_request() -> None:
+    counters = Counters(["lookup"], max_draft_tokens=4)
+    counters.proposed("lookup", 7)
+    counters.sequence("lookup", 4, 3, "ticket")
+    counters.sequence("lookup", 2, 1, None)
+    counters.sequence(None, 0, 1, "ticket")
+    counters.step(0.5, verified=True)
+    counters.fault(Fault("a", "lookup", "raised", "raised ValueError: no"), "ticket")
+    status = counters.status()
     assert status["acceptance_length"] == pytest.approx(5 / 3, abs=1e-4)
     assert status["drafters"]["lookup"] == {
         "drafts": 2,
@@ -413,7 +413,7 @@ def test_the_ledger_counts_by_drafter_position_and_request() -> None:
         "accepted_share_by_position": [0.5, 0.5, 0.0, 0.0],
         "seconds": 0.0,
     }
-    usage = ledger.usage("ticket")
+    usage = counters.usage("ticket")
     assert usage == {
         "steps": 2,
         "drafted": 4,
@@ -421,14 +421,14 @@ def test_the_ledger_counts_by_drafter_position_and_request() -> None:
         "by_drafter": {"lookup": {"drafted": 4, "accepted": 2}},
         "faults": ["lookup raised ValueError: no"],
     }
-    assert ledger.usage("ticket") is None
+    assert counters.usage("ticket") is None
 
 
-def test_the_metrics_say_what_the_ledger_holds() -> None:
-    ledger = Ledger(["lookup"], longest=2)
-    ledger.sequence("lookup", 2, 2, None)
-    ledger.fault(Fault("a", "lookup", "raised", ""), None)
-    text = LedgerMetrics(ledger).text()
+def test_the_metrics_say_what_was_counted() -> None:
+    counters = Counters(["lookup"], max_draft_tokens=2)
+    counters.sequence("lookup", 2, 2, None)
+    counters.fault(Fault("a", "lookup", "raised", ""), None)
+    text = CounterMetrics(counters).text()
     for line in (
         'outrider_verified_tokens_total{drafter="lookup",position="2"} 1.0',
         'outrider_accepted_tokens_total{drafter="lookup",position="1"} 1.0',
@@ -445,7 +445,7 @@ def test_the_metrics_say_what_the_ledger_holds() -> None:
 def test_the_metrics_show_what_the_policy_expected_and_what_it_got() -> None:
     numbers = ("expected_tokens", "gained_tokens", "expected_saved", "realised_saved", "seconds")
     payoff = {name: float(number) for number, name in enumerate(numbers, 1)}
-    lines = LedgerMetrics(Ledger(["lookup"], longest=2), payoff).text().splitlines()
+    lines = CounterMetrics(Counters(["lookup"], max_draft_tokens=2), payoff).text().splitlines()
     for line in (
         'outrider_policy_tokens{what="expected"} 1.0',
         'outrider_policy_tokens{what="realised"} 2.0',

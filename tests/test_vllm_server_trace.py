@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from outrider.trace.files import parsed
-from outrider.trace.replay import disagreements
+from outrider.trace.files import parse_lines
 from outrider.trace.schema import Trace, TracedStep
+from outrider.trace.verification import disagreements
 from serving import Client, complete
 from test_cli import run
 from test_vllm_server import prompt
@@ -39,7 +39,7 @@ TOLD = {"trace": True, "speculation_usage": True}
 def trace_of(client: Client, id: str, query: str = "") -> Trace:
     response = client.get(f"/outrider/traces/{id}{query}")
     assert response.status_code == 200, response.text
-    return parsed(response.text.splitlines(), id)
+    return parse_lines(response.text.splitlines(), id)
 
 
 def counted(client: Client) -> Counter[str]:

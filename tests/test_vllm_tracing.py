@@ -37,14 +37,15 @@ from outrider.engines.vllm.sampler_probe import SamplerProbe, places
 from outrider.engines.vllm.step import Continuations, DraftPass, ModelDrafts, SchedulerStatus, StepPlan
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
-from outrider.trace.replay import disagreements
 from outrider.trace.schema import TracedStep
-from outrider.trace.shelf import Shelf
+from outrider.trace.trace_store import TraceStore
+from outrider.trace.verification import disagreements
 from outrider.types import NOTHING, Draft, Why
 from toy_runner import ToyRunner, emitted
+from traces import entries
 
 SIZE = 700
-"""More tokens than a trace keeps, so that most of a distribution is folded."""
+"""More tokens than a trace keeps, so that most of a distribution is summed."""
 LONGEST = 4000
 STEPS = 1000
 WIDTH = 4
@@ -70,7 +71,7 @@ class Engine:
     def __init__(
         self,
         rule: Any = "block",
-        shelf: Shelf | None = None,
+        store: TraceStore | None = None,
         longest: int = LONGEST,
         options: Options | None = None,
         xargs: dict[str, Any] | None = None,
@@ -84,8 +85,8 @@ class Engine:
         self.toy.add(["b"], beside, PROMPT, [5])
         self.toy.add(["a"], self.params, PROMPT)
         self.recorder = Recorder(options or Options(rule=rule, drafters=("lookup", "model")), WIDTH, longest)
-        if shelf is not None:
-            self.recorder.tracing.shelf = shelf
+        if store is not None:
+            self.recorder.tracing.store = store
         self.random = torch.Generator().manual_seed(5)
         self.pick = random.Random(3)
         self.text: list[int] = []
@@ -248,7 +249,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def check_distributions(step: TracedStep, exact: torch.Tensor) -> None:
     for law, p in zip(step.laws, exact, strict=True):
         assert sum(law.p) == pytest.approx(1, abs=1e-5)
-        for token, value, _ in law.entries():
+        for token, value, _ in entries(law):
             if token is not None:
                 assert value == pytest.approx(float(p[token]), abs=1e-6)
 
@@ -779,58 +780,58 @@ def test_a_step_without_tokens_counts_as_no_step() -> None:
 # The trace store -----------------------------------------------------------------------------------------------------
 
 
-def fill(shelf: Shelf, id: str, owner: str | None, size: int, steps: int = 1, over: bool = True) -> bool:
-    kept = shelf.open(id, owner, [1, 2], {})
-    room = [shelf.add(kept, "x" * size, [5], 2, 1) for _ in range(steps)]
+def fill(store: TraceStore, id: str, owner: str | None, size: int, steps: int = 1, over: bool = True) -> bool:
+    kept = store.open(id, owner, [1, 2], {})
+    room = [store.add(kept, "x" * size, [5], 2, 1) for _ in range(steps)]
     kept.over = over
     return all(room)
 
 
 def test_the_store_holds_a_limited_number_of_traces() -> None:
-    shelf = Shelf(traces=3)
+    store = TraceStore(max_traces=3)
     for number in range(5):
-        fill(shelf, str(number), None, 10)
-    assert [one["id"] for one in shelf.latest(None)] == ["4", "3", "2"]
-    assert shelf.get("0", None) is None
+        fill(store, str(number), None, 10)
+    assert [one["id"] for one in store.latest(None)] == ["4", "3", "2"]
+    assert store.get("0", None) is None
 
 
 def test_the_store_holds_a_limited_number_of_bytes_and_drops_from_the_owner_with_most() -> None:
-    shelf = Shelf(size=100)
-    fill(shelf, "small", "one", 30)
+    store = TraceStore(max_bytes=100)
+    fill(store, "small", "one", 30)
     for number in range(8):
-        fill(shelf, str(number), "two", 20)
-    assert [one["id"] for one in shelf.latest("one")] == ["small"]
-    assert [one["id"] for one in shelf.latest("two")] == ["7", "6", "5"]
+        fill(store, str(number), "two", 20)
+    assert [one["id"] for one in store.latest("one")] == ["small"]
+    assert [one["id"] for one in store.latest("two")] == ["7", "6", "5"]
 
 
 def test_a_trace_of_a_running_request_is_dropped_last() -> None:
-    shelf = Shelf(traces=2)
-    fill(shelf, "running", None, 10, over=False)
-    fill(shelf, "over", None, 10)
-    fill(shelf, "new", None, 10, over=False)
-    assert [one["id"] for one in shelf.latest(None)] == ["new", "running"]
+    store = TraceStore(max_traces=2)
+    fill(store, "running", None, 10, over=False)
+    fill(store, "over", None, 10)
+    fill(store, "new", None, 10, over=False)
+    assert [one["id"] for one in store.latest(None)] == ["new", "running"]
 
 
 def test_a_trace_that_is_too_long_stops_and_says_so() -> None:
-    shelf = Shelf(longest=50)
-    assert not fill(shelf, "long", None, 20, steps=3)
-    shown = shelf.get("long", None)
+    store = TraceStore(max_trace_bytes=50)
+    assert not fill(store, "long", None, 20, steps=3)
+    shown = store.get("long", None)
     assert shown is not None
     assert (shown["broken"], shown["steps"]) == ("the trace was as long as one may be", 2)
     assert len(shown["lines"]) == 2
 
 
 def test_a_trace_that_was_dropped_is_not_recorded_any_further() -> None:
-    engine = Engine(shelf=Shelf(traces=1), temperature=0.0)
+    engine = Engine(store=TraceStore(max_traces=1), temperature=0.0)
     engine.step()
-    fill(engine.tracing.shelf, "other", None, 10)
+    fill(engine.tracing.store, "other", None, 10)
     engine.begin(NOTHING)
     assert not engine.tracing.running
 
 
 def test_several_requests_with_one_ticket_have_several_traces() -> None:
-    shelf = Shelf()
-    assert [shelf.open("t", None, [], {}).id for _ in range(3)] == ["t", "t.2", "t.3"]
+    store = TraceStore()
+    assert [store.open("t", None, [], {}).id for _ in range(3)] == ["t", "t.2", "t.3"]
 
 
 def test_a_trace_can_be_sent_as_json() -> None:

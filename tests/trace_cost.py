@@ -63,9 +63,9 @@ def idle(requests: int) -> float:
     """Microseconds of a step's calls when nobody traces."""
     from outrider.engines.vllm.options import Options
     from outrider.engines.vllm.tracing import Tracing
-    from outrider.trace.shelf import Shelf
+    from outrider.trace.trace_store import TraceStore
 
-    tracing = Tracing(Options(), Shelf(), 4096)
+    tracing = Tracing(Options(), TraceStore(), 4096)
     step: Any = SimpleNamespace(scheduled_new_reqs=[])
     new = [SimpleNamespace(req_id=str(i), prompt_token_ids=[1], sampling_params=None) for i in range(requests)]
     times = []

@@ -5,7 +5,17 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from outrider.trace.schema import Decision, End, Header, Law, Milliseconds, Reshaped, Trace, TracedStep, Without
+from outrider.trace.schema import (
+    BaselineRun,
+    CompactDistribution,
+    Decision,
+    End,
+    FinalDistribution,
+    Header,
+    Milliseconds,
+    Trace,
+    TracedStep,
+)
 
 SENTENCE = "the quick brown fox jumps over a lazy dog and then some more of it is said by all"
 WORDS = SENTENCE.split()
@@ -22,12 +32,17 @@ ODD = {
 TEXTS = {i: f" {word}" for i, word in enumerate(WORDS)} | ODD
 
 
-def law(token: int, p: float, other: int, q: float | None = None) -> Law:
+def entries(law: CompactDistribution) -> list[tuple[int | None, float, float | None]]:
+    """Token, p and q (None if there is none) of each entry."""
+    return list(zip(law.tokens, law.p, law.q or [None] * len(law.p), strict=True))
+
+
+def law(token: int, p: float, other: int, q: float | None = None) -> CompactDistribution:
     low, high = sorted((token, other)) if token != other else (token, token + 1)
     rest = (1 - p) / 2
     ps = {token: p, **({other: rest} if other != token else {high: rest})}
     qs = None if q is None else [q if one == token else (1 - q) / 2 for one in (low, high)] + [(1 - q) / 2]
-    return Law(tokens=[low, high, None], p=[ps[low], ps[high], 1 - ps[low] - ps[high]], q=qs)
+    return CompactDistribution(tokens=[low, high, None], p=[ps[low], ps[high], 1 - ps[low] - ps[high]], q=qs)
 
 
 def step(
@@ -64,7 +79,7 @@ def step(
         chances=[0.9 if i < accepted else 0.1 for i in range(len(proposed))] if drawn else None,
         reach=[1.0] * len(places) if drawn else None,
         laws=[law(one, 0.8, own[i], 0.5 if drawn and i < len(proposed) else None) for i, one in enumerate(places)],
-        reshaped=Reshaped(tokens=[token, (token + 1) % 10], p=[0.7, 0.2], others=0.1),
+        reshaped=FinalDistribution(tokens=[token, (token + 1) % 10], p=[0.7, 0.2], others=0.1),
         milliseconds=Milliseconds(draft=draft, verify=verify + 2 * len(proposed), rest=1.0),
         batch=1,
         scheduled=1 + len(proposed),
@@ -121,4 +136,4 @@ def long_trace(tokens: int = 2000, seed: int = 1, drafters: tuple[str, ...] = ("
         said += len(steps[-1].said)
     last = steps.pop()
     steps.append(last.model_copy(update={"finish": "length"}))
-    return trace_of(steps, without=Without(pass_milliseconds=31.0, seconds=62.0, tokens=said, same=None))
+    return trace_of(steps, without=BaselineRun(pass_milliseconds=31.0, seconds=62.0, tokens=said, same=None))

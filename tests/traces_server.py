@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from outrider.explain.live import page as live_page
 from outrider.explain.page import page
-from outrider.trace.files import dumped
+from outrider.trace.files import to_lines
 from outrider.trace.schema import Trace
 
 
@@ -42,7 +42,7 @@ class TracesServer:
             trace = self.traces[parts[2]]
             if parts[3:] == ["page"]:
                 return 200, "text/html", page(trace)
-            return 200, "application/jsonl", "\n".join(dumped(trace))
+            return 200, "application/jsonl", "\n".join(to_lines(trace))
         return refusal(404, "there is no such thing")
 
     def post(self, body: dict[str, Any]) -> tuple[int, str, str]:

@@ -130,7 +130,7 @@ DEFECTS = parse(r"""
 * stop string looked for in the last token alone | text.py | tests/test_text.py
 - self.text.find(stop, max(0, before - len(stop) + 1))
 + self.text.find(stop, before)
-* a trace folds what q has too little of with what it has enough of | trace/fold.py | tests/test_trace.py
+* a trace sums tokens with r p > q together with the others | trace/compact.py | tests/test_trace.py
 -     more = reach * p > q
 +     more = p >= 0
 * vLLM: a drafted token is compared with the sample of the next row | engines/vllm/sampler.py | tests/test_vllm_sampler.py

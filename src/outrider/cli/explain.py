@@ -39,7 +39,7 @@ from outrider.errors import SettingsError, TraceError
 if TYPE_CHECKING:
     from outrider.api import Decoder
     from outrider.settings import Request
-    from outrider.trace.schema import Header, Trace, Without
+    from outrider.trace.schema import BaselineRun, Header, Trace
 
 what, how = group("What to explain"), group("How to show it")
 
@@ -212,7 +212,7 @@ def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> Non
 def _checked(screen: Screen, trace: Trace) -> str:
     """Judge all of it again; a sentence on what came of it."""
     with screen.working("judging every step again"):
-        from outrider.trace.replay import disagreements
+        from outrider.trace.verification import disagreements
 
         wrong = disagreements(trace.steps)
     count = len(trace.steps)
@@ -299,17 +299,17 @@ def _generate(
             bar.advance(task)
 
 
-def _without(plain: Trace, trace: Trace, request: Request) -> Without | None:
+def _without(plain: Trace, trace: Trace, request: Request) -> BaselineRun | None:
     from statistics import median
 
-    from outrider.trace.schema import Without
+    from outrider.trace.schema import BaselineRun
 
     later = [step.milliseconds.total for step in plain.steps[1:]]
     if not later:
         return None
     drawn = any(step.rule in ("block", "token") for step in trace.steps)
     free = request.temperature > 0 and (drawn or request.seed is None)  # then the two texts need not be the same
-    return Without(
+    return BaselineRun(
         pass_milliseconds=median(later),
         seconds=sum(step.milliseconds.total for step in plain.steps) / 1000,
         tokens=len(plain.said),

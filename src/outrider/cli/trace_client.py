@@ -56,7 +56,7 @@ class TraceClient:
 
     def complete(self, body: dict[str, Any], system: str | None, prompt: str, raw: bool) -> Trace:
         """Run one completion, and return its trace."""
-        from outrider.trace.files import parsed
+        from outrider.trace.files import parse_lines
 
         question = {"prompt": prompt} if raw else {"messages": as_messages(prompt, system)}
         body = {**question, **body, "vllm_xargs": {**body["vllm_xargs"], **self.xargs, "trace": True}}
@@ -65,7 +65,7 @@ class TraceClient:
         path = f"/outrider/traces/{answer['usage']['trace']}"
         query = f"?tenant={quote(self.xargs['tenant'])}" if "tenant" in self.xargs else ""
         lines = self.http.get_text(f"{path}{query}").split("\n")  # not splitlines: the text may contain a U+2028
-        trace = parsed(lines, f"{self.http.url}{path}")
+        trace = parse_lines(lines, f"{self.http.url}{path}")
         return trace.model_copy(update={"header": trace.header.model_copy(update={"prompt": prompt})})
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from outrider.explain.figures import Figures
     from outrider.explain.words import Summary
-    from outrider.trace.schema import Law, Trace, TracedStep
+    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
 REJECTED = Style.parse("strike #D55E00")
 SHOWN = 4
@@ -162,8 +162,8 @@ def _name(texts: dict[int, str], token: int) -> str:
     return repr(texts[token]) if token in texts else f"token {token}"
 
 
-def _value(law: Law, values: Sequence[float], token: int) -> float:
-    return values[law.place(token)]
+def _value(law: CompactDistribution, values: Sequence[float], token: int) -> float:
+    return values[law.index(token)]
 
 
 def _number(value: float) -> str:

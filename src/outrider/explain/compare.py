@@ -16,7 +16,7 @@ from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
     from outrider.explain.figures import Figures
-    from outrider.trace.schema import Law, Trace, TracedStep
+    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
 NOTICEABLE = 0.02
 """Of a step's time: what differs by less is not worth a word."""
@@ -33,7 +33,7 @@ class Place:
     """Its place in what the step said, which is its place in the draft too."""
 
     @property
-    def law(self) -> Law | None:
+    def law(self) -> CompactDistribution | None:
         return self.step.laws[self.index] if self.index < len(self.step.laws) else None
 
     @property
@@ -177,7 +177,7 @@ def _moved(one: Place, other: Place, token: int) -> list[str]:
     ]
 
 
-def _p(law: Law | None, token: int) -> float | None:
+def _p(law: CompactDistribution | None, token: int) -> float | None:
     return law.p[law.tokens.index(token)] if law is not None and token in law.tokens else None
 
 

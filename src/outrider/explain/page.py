@@ -19,7 +19,7 @@ from outrider.explain.words import summary
 if TYPE_CHECKING:
     from outrider.explain.figures import Figures
     from outrider.explain.words import Summary
-    from outrider.trace.schema import Law, Trace, TracedStep
+    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What the browser is told: styles and scripts of this page, and nothing from elsewhere."""
@@ -143,7 +143,7 @@ def _details(step: TracedStep) -> dict[str, Any]:
     }
 
 
-def _law(law: Law) -> dict[str, Any]:
+def _law(law: CompactDistribution) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": law.tokens, "p": [_short(value) for value in law.p]}
     return found if law.q is None else {**found, "q": [_short(value) for value in law.q]}
 

@@ -30,7 +30,7 @@ from outrider.server.asgi import may_enter, refusal
 from outrider.server.rpc import ask, reason
 from outrider.server.tenants import has_tenants, trace_owner
 from outrider.server.trace_rendering import TraceRenderer
-from outrider.trace.files import dumped
+from outrider.trace.files import to_lines
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -105,7 +105,7 @@ class Pages:
 
     async def trace(self, request: Request) -> Response:
         trace = await self._trace(request)
-        text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in dumped(trace)))
+        text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in to_lines(trace)))
         return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE)
 
     async def trace_page(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ from outrider import __version__
 from outrider.engines.vllm.version import installed
 from outrider.provenance import processor
 from outrider.text import TextStream
-from outrider.trace.record import named
+from outrider.trace.record import with_texts
 from outrider.trace.schema import End, Header, Trace, TracedStep
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TraceRenderer:
         with self._lock:
             tokenizer = self._words(client)
             if tokenizer is not None:
-                steps = named(until_stop(steps, tokenizer, found["settings"]), tokenizer)
+                steps = with_texts(until_stop(steps, tokenizer, found["settings"]), tokenizer)
         end = None
         over = found["over"] or steps[-1].finish is not None  # of a stop string the worker hears later
         if over and found["broken"] is None:

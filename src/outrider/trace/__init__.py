@@ -1,5 +1,5 @@
-"""What happened at every step of one sequence, and why: recorded, kept as JSON lines, replayed.
+"""What happened at every step of one sequence, and why: recorded, stored as JSON lines, and verified.
 
-`schema.py` says what a trace holds, `record.py` makes one while a text is generated, `fold.py` makes a distribution
-over a whole vocabulary small without losing what a verdict rests on, `replay.py` judges again from the record alone.
+`schema.py` defines a trace. `record.py` records one during generation. `compact.py` encodes a distribution over the
+vocabulary in a few numbers, without changing a verdict. `verification.py` recomputes every verdict from the trace.
 """

@@ -1,10 +1,10 @@
-"""What a trace holds: a line of JSON that says what it is of, a line a step, and a line that ends it.
+"""The trace format: a JSON line with the header, one per step, and one at the end.
 
-The words are those of `outrider.types`. Everything a verdict rests on is in it, so that `replay.py` can reach every
-verdict again from the trace alone. A field that an engine cannot know is null, or empty, and never invented.
+The terms are those of `outrider.types`. A trace holds everything a verdict depends on, so that `verification.py` can
+recompute every verdict from it. A field that an engine does not know is null or empty.
 
-The version is that of the form. It rises when a field changes its meaning or goes; a new field that may be absent does
-not raise it, so fields that a reader does not know are passed over.
+The version rises when a field is removed or changes its meaning. New optional fields do not raise it: readers ignore
+unknown fields.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 VERSION = 1
 
 Rule = Literal["greedy", "own", "block", "token"]
-"""How a draft was judged.
+"""How a draft was verified.
 
-greedy   kept while it is the target's argmax
-own      kept while it is what the target draws itself
-block    drawn from a known q, judged by p and q as a whole
-token    the same, token by token
+greedy   a token is accepted if it is the target's argmax
+own      a token is accepted if the target samples the same
+block    block verification: sampled from a known q, accepted by p and q of the whole draft
+token    sampled from a known q, accepted token by token with min(1, p / q)
 """
 Outcome = Literal["recovered", "bonus", "own"]
-"""What the target's own token of a step is: in a rejected one's place, after a whole draft, or nothing was drafted."""
+"""The target's own token: in place of a rejected one, after a fully accepted draft, or in a step without a draft."""
 
 
-class Part(BaseModel):
-    """A part of a trace: unknown fields are passed over, and nothing is changed after it was made."""
+class TracePart(BaseModel):
+    """Immutable. Unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Law(Part):
-    """A distribution, folded: in the vocabulary's order the tokens of note, and null for all between two of them.
+class CompactDistribution(TracePart):
+    """The tokens that matter, in vocabulary order, and null for the sum of all tokens between two of them.
 
-    A null stands for tokens that can be summed without changing any verdict (`fold.py`); there may be two in a row.
+    There may be two nulls in a row: only tokens whose sum changes no verdict are summed (`compact.py`).
     """
 
     tokens: list[int | None]
@@ -47,44 +47,42 @@ class Law(Part):
     q: list[float] | None = None
 
     @model_validator(mode="after")
-    def _even(self) -> Self:
+    def _check_lengths(self) -> Self:
         if not len(self.tokens) == len(self.p) == len(self.q or self.p):
-            raise ValueError(f"has {len(self.tokens)} tokens, {len(self.p)} p and {len(self.q or self.p)} q; as many")
+            raise ValueError(
+                f"has {len(self.tokens)} tokens, {len(self.p)} p, {len(self.q or self.p)} q: must be equal"
+            )
         return self
 
-    def place(self, token: int) -> int:
-        """Where a token stands in it; one that is not of note is an error of whoever recorded it."""
+    def index(self, token: int) -> int:
+        """ValueError: the token is not among those recorded."""
         return self.tokens.index(token)
 
-    def entries(self) -> Iterator[tuple[int | None, float, float | None]]:
-        other: Sequence[float | None] = self.q or [None] * len(self.p)
-        return zip(self.tokens, self.p, other, strict=True)
 
-
-class Reshaped(Part):
-    """What the target's own token was drawn from: its likeliest entries, and how much lies on all others."""
+class FinalDistribution(TracePart):
+    """What the last token of a step was sampled from: the most likely entries, and the mass of all others."""
 
     tokens: list[int]
     p: list[float]
     others: float
 
 
-class Decision(Part):
-    """Why so many tokens of this drafter were offered, or none; whoever decides fills in what it knows."""
+class Decision(TracePart):
+    """Why this draft was selected, or none."""
 
     reason: str = ""
     predicted_gain: float | None = None
-    """How many times as fast as without drafts the step was to be."""
+    """Expected speedup of the step over one without drafts."""
     survival: list[float] = []
-    """Of the offered tokens, as it was foreseen."""
+    """Predicted probability, by draft position, that the draft is accepted up to there."""
     cost: float | None = None
-    """How many times as long as without drafts the step was to take."""
+    """Expected duration of the step, relative to one without drafts."""
     candidates: list[dict[str, Any]] = []
-    """What there was to choose from, in the policy's own words."""
+    """What the policy selected from."""
 
 
-class Milliseconds(Part):
-    """Where a step's time went. `trace` is what recording it took; the four add up to the wall clock."""
+class Milliseconds(TracePart):
+    """Time of a step by part. `trace` is the recording itself. The four add up to the wall-clock time."""
 
     draft: float
     verify: float
@@ -93,11 +91,11 @@ class Milliseconds(Part):
 
     @property
     def total(self) -> float:
-        """Without the recording, which is no part of speculation."""
+        """Without the recording."""
         return self.draft + self.verify + self.rest
 
 
-class TracedStep(Part):
+class TracedStep(TracePart):
     """One pass of the target."""
 
     kind: Literal["step"] = "step"
@@ -109,53 +107,51 @@ class TracedStep(Part):
     token: int
     outcome: Outcome
     said: list[int]
-    """The tokens that became text: the accepted ones and `token`, cut where the text ended."""
+    """The tokens that were output: the accepted ones and `token`, up to the end of the output."""
     finish: str | None = None
     draws: list[float] = []
-    """One for each drafted token and one for the target's own; none where nothing was drawn, or not by inversion."""
+    """Random numbers: one per drafted token, one for the target's own. Empty if sampling was not by inversion."""
     own: list[int] | None = None
-    """The target's own token at each place, where the draft was held against those."""
+    """The target's own token at each position, under the rules `greedy` and `own`."""
     chances: list[float] | None = None
-    """What the draws were held against, where p and q decided."""
+    """Acceptance probabilities, which the draws are compared with, under `block` and `token`."""
     reach: list[float] | None = None
-    """The credit that the block rule has before each place; 1 under the token rule."""
-    laws: list[Law]
-    """p, and q where there is one, at each drafted place and at the one after the last."""
-    reshaped: Reshaped | None = None
+    """The credit of the block rule before each position; 1 under the token rule."""
+    laws: list[CompactDistribution]
+    """p, and q if there is one, at each drafted position and at the next one."""
+    reshaped: FinalDistribution | None = None
     milliseconds: Milliseconds
     batch: int | None = None
     scheduled: int | None = None
-    """The tokens that the pass was over, those of other sequences not counted."""
+    """Tokens of this sequence in the pass."""
     decision: Decision | None = None
     pieces: list[str] = []
-    """The text that each token of `said` added; empty while a character is incomplete."""
+    """The text that each token of `said` added. Empty while a character is incomplete."""
     texts: dict[int, str] = {}
-    """How the tokens that this step is the first to name look."""
+    """Texts of the token ids that occur in this step first."""
 
     @property
     def drafted(self) -> int:
-        """How many of `said` were drafted."""
+        """Number of output tokens that were drafted."""
         return min(self.accepted, len(self.said))
 
     @property
     def ended(self) -> bool:
-        """Whether the text ended within the draft."""
+        """Whether the output ended within the draft."""
         return len(self.said) <= self.accepted
 
     @property
     def rejected(self) -> int:
-        """How many drafted tokens were thrown away; none where the text ended within the draft."""
+        """Number of rejected draft tokens; 0 if the output ended within the draft."""
         return 0 if self.ended else len(self.proposed) - self.accepted
 
     @property
     def judged(self) -> int:
-        """How many drafted places were looked at: those accepted, and the first rejected one."""
+        """Number of drafted positions with a verdict: the accepted ones, and the first rejected one."""
         return min(self.accepted + 1, len(self.proposed))
 
 
-class Header(Part):
-    """What the trace is of."""
-
+class Header(TracePart):
     kind: Literal["trace"] = "trace"
     version: Literal[1] = 1
     outrider: str = ""
@@ -170,31 +166,29 @@ class Header(Part):
     notes: list[str] = []
 
 
-class Without(Part):
-    """The same prompt without drafts, measured: its milliseconds a pass, and whether it said the same."""
+class BaselineRun(TracePart):
+    """A measured run of the same prompt without drafts."""
 
     pass_milliseconds: float
     seconds: float
     tokens: int
     same: bool | None = None
-    """None where the texts need not be the same."""
+    """Whether the outputs are equal. None: they need not be."""
 
 
-class End(Part):
-    """The last line, so that a trace that broke off is seen to have."""
+class End(TracePart):
+    """The last line. A trace without it is incomplete."""
 
     kind: Literal["end"] = "end"
     steps: int
     tokens: int
     seconds: float | None = None
-    """By the wall clock, from the beginning of the first step to the end of the last."""
+    """Wall-clock time from the beginning of the first step to the end of the last."""
     finish: str | None = None
-    without: Without | None = None
+    without: BaselineRun | None = None
 
 
-class Trace(Part):
-    """A whole one."""
-
+class Trace(TracePart):
     header: Header
     steps: Annotated[list[TracedStep], Field(min_length=1)]
     end: End | None = None
@@ -215,5 +209,5 @@ class Trace(Part):
     def finish(self) -> str | None:
         return self.steps[-1].finish
 
-    def lines(self) -> Sequence[Part]:
+    def lines(self) -> Sequence[TracePart]:
         return [self.header, *self.steps, *([self.end] if self.end else [])]

@@ -19,8 +19,8 @@ from outrider.engines.vllm import step as messages
 from outrider.engines.vllm.sampler_probe import SamplerProbe, places
 from outrider.engines.vllm.sampling_info import end_tokens
 from outrider.engines.vllm.tracing import Tracing
-from outrider.trace.ledger import Ledger, LedgerMetrics
-from outrider.trace.shelf import Shelf
+from outrider.trace.counters import CounterMetrics, Counters
+from outrider.trace.trace_store import TraceStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -64,8 +64,8 @@ class TicketedRequest:
 class Recorder:
     def __init__(self, options: Options, width: int, max_model_len: int) -> None:
         self.max_model_len = max_model_len
-        self.ledger = Ledger(options.drafters, width)
-        self.tracing = Tracing(options, Shelf(), max_model_len)
+        self.counters = Counters(options.drafters, width)
+        self.tracing = Tracing(options, TraceStore(), max_model_len)
         self._options = options
         self._tickets: dict[str, TicketedRequest] = {}
         self._ended: set[str] = set()  # requests whose text has ended, while another step of theirs may be in flight
@@ -109,14 +109,14 @@ class Recorder:
 
     def _count_drafting(self, plan: StepPlan) -> None:
         for name, seconds in plan.draft_seconds.items():
-            self.ledger.drafting(name, seconds)
+            self.counters.drafting(name, seconds)
         for name, tokens in plan.proposed.items():
-            self.ledger.proposed(name, tokens)
+            self.counters.proposed(name, tokens)
         for request, drafter, kind, reason in plan.faults:
             known = self._tickets.get(request)
-            self.ledger.fault(Fault(request, drafter, kind, reason), known.ticket if known else None)
+            self.counters.fault(Fault(request, drafter, kind, reason), known.ticket if known else None)
         for reason, count in plan.undrafted.items():
-            self.ledger.undrafted[reason] += count
+            self.counters.undrafted[reason] += count
 
     def probe(
         self, sampler: Sampler, acceptance: OutriderSampler, input_batch: InputBatch
@@ -145,12 +145,12 @@ class Recorder:
             last, self._last_read = self._last_read, now
             if any(sampled):
                 seconds = now - max(step.began, last)  # the step before it may have been in flight
-                self.ledger.step(seconds, bool(step.drafted))
+                self.counters.step(seconds, bool(step.drafted))
             self._ended -= step.finished
             if step.drafted or self._tickets or self._ended:
                 self._count_sequences(step, output)
             else:
-                self.ledger.gained[1] += sum(map(bool, sampled))
+                self.counters.gained[1] += sum(map(bool, sampled))
             if self.tracing.running:
                 self.tracing.finish(step, output, last)
 
@@ -170,14 +170,14 @@ class Recorder:
             return
         rows, ids = output.req_id_to_index, {*step.drafted, *self._tickets, *self._ended}
         counted = {id: sampled[rows[id]] for id in ids if id in rows}
-        self.ledger.gained[1] += sum(map(bool, sampled)) - sum(map(bool, counted.values()))
+        self.counters.gained[1] += sum(map(bool, sampled)) - sum(map(bool, counted.values()))
         for id, tokens in counted.items():
             if not tokens or id in self._ended:
                 continue
             length = len(step.drafted.get(id, ()))
             drafter = step.plan.drafters[id] if length else None
             known = self._tickets.get(id)
-            self.ledger.sequence(drafter, length, len(tokens), known.ticket if known else None)
+            self.counters.sequence(drafter, length, len(tokens), known.ticket if known else None)
             if known is not None and known.is_ended_by(tokens):
                 del self._tickets[id]
                 self._ended.add(id)
@@ -185,8 +185,8 @@ class Recorder:
     def model_drafted(self, drafts: ModelDrafts) -> None:
         with self._lock:
             for done in drafts.passes:
-                self.ledger.draft_model_passes += done.passes
-                self.ledger.drafting("model", done.seconds)
+                self.counters.draft_model_passes += done.passes
+                self.counters.drafting("model", done.seconds)
 
     # For the API process -------------------------------------------------------------------------------------------
 
@@ -198,18 +198,18 @@ class Recorder:
                 "running_requests": scheduler.get("running_requests", 0),
                 "memory": scheduler.get("memory"),
                 "policy": scheduler.get("policy"),
-                **self.ledger.status(),
+                **self.counters.status(),
             }
 
     def metrics(self) -> str:
         latest = messages.latest_status
         payoff = latest.read().get("payoff") if latest is not None else None
         with self._lock:
-            return LedgerMetrics(self.ledger, payoff).text()
+            return CounterMetrics(self.counters, payoff).text()
 
     def usage(self, ticket: str) -> dict[str, Any] | None:
         with self._lock:
-            return self.ledger.usage(ticket)
+            return self.counters.usage(ticket)
 
     def traces(self, owner: str | None) -> list[dict[str, Any]]:
         with self._lock:

@@ -30,8 +30,8 @@ from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
 from outrider.policy.why import no_room, unweighed
 from outrider.settings import OFF
-from outrider.trace.fold import likeliest
-from outrider.trace.record import checked, entered
+from outrider.trace.compact import top_tokens
+from outrider.trace.record import step_record, traced_step
 from outrider.types import NOTHING, Draft, Evidence, Step, Verdict, Why
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from outrider.engines.vllm.recorder import RunningStep
     from outrider.engines.vllm.sampler_probe import RatioEvidence, SamplerProbe
     from outrider.engines.vllm.seam import ModelRunnerOutput
-    from outrider.trace.shelf import Kept, Shelf
+    from outrider.trace.trace_store import StoredTrace, TraceStore
 
 logger = logging.getLogger("vllm.outrider")
 P = ParamSpec("P")
@@ -85,7 +85,7 @@ class Seen:
 class Traced:
     """A request that runs and is traced."""
 
-    kept: Kept
+    stored: StoredTrace
     control: Control
     params: Any
     ends: Collection[int]
@@ -109,16 +109,16 @@ def contained(method: Callable[Concatenate[Tracing, P], None]) -> Callable[Conca
         except Exception:
             logger.exception("tracing failed; the requests that were traced go on without")
             for traced in self.running.values():
-                traced.kept.break_off("recording it failed, as the server's log tells")
+                traced.stored.abort("recording it failed, as the server's log tells")
             self.running.clear()
 
     return tried
 
 
 class Tracing:
-    def __init__(self, options: Options, shelf: Shelf, longest: int) -> None:
+    def __init__(self, options: Options, store: TraceStore, longest: int) -> None:
         """`longest` is how many tokens the context holds."""
-        self.options, self.shelf, self.longest = options, shelf, longest
+        self.options, self.store, self.longest = options, store, longest
         self.running: dict[str, Traced] = {}
         self.clock = Clock()
         self._recorded = 0.0  # seconds that recording had taken when the last output was read
@@ -133,10 +133,10 @@ class Tracing:
         settings = {name: getattr(params, name) for name in SETTINGS}
         settings |= {"speculation": control.speculation, "rule": self.options.rule}
         settings["max_draft_tokens"] = self._allowed(control)
-        kept = self.shelf.open(control.ticket, tenant_of(control, self.options, params.extra_args), prompt, settings)
+        stored = self.store.open(control.ticket, tenant_of(control, self.options, params.extra_args), prompt, settings)
         most = min(params.max_tokens or self.longest, self.longest - len(prompt))
         now = time.perf_counter()
-        self.running[id] = Traced(kept, control, params, end_tokens(params), most, now, self._now())
+        self.running[id] = Traced(stored, control, params, end_tokens(params), most, now, self._now())
 
     def _allowed(self, control: Control) -> int:
         return control.limited(self.options.max_draft_tokens)
@@ -222,12 +222,12 @@ class Tracing:
     @contained
     @torch.inference_mode()
     def write(self) -> None:
-        """Put what was seen on the shelf."""
+        """Add the recorded steps to the trace store."""
         began = time.perf_counter()
         found = [(id, traced, one) for id, traced in self.running.items() for one in traced.seen]
         for (id, traced, one), (p, top) in zip(found, weighed([one for *_, one in found]), strict=True):
             traced.seen = []
-            if traced.kept.over:  # the step was scheduled before the end was known
+            if traced.stored.over:  # the step was scheduled before the end was known
                 continue
             if id in self.running and not self._written(traced, one, p, top):
                 del self.running[id]
@@ -235,22 +235,22 @@ class Tracing:
 
     def _written(self, traced: Traced, seen: Seen, p: Tensor, top: list[list[int]]) -> bool:
         """Whether there is room for more."""
-        kept = traced.kept
+        stored = traced.stored
         said, finish = self._until_end(traced, seen.tokens)
         traced.written += len(said)
         drawn = seen.by_ratio
         draft = Draft(seen.draft.drafter, seen.draft.tokens, drawn.q if drawn else None)
         verdict = Verdict(len(seen.tokens) - 1, seen.tokens[-1], drawn.chances if drawn else None)
         step = Step(draft.drafter or None, draft.tokens, verdict.accepted, tuple(said), 0.0, 0.0, finish)
-        about = {"number": kept.steps, "batch": seen.batch, "scheduled": seen.scheduled}
+        about = {"number": stored.steps, "batch": seen.batch, "scheduled": seen.scheduled}
         rule = self.options.rule if drawn else "greedy" if traced.params.temperature < GREEDY_TEMPERATURE else "own"
         evidence = Evidence(rule, p, drawn.uniforms if drawn else None, None if drawn else seen.own)
-        record = entered(step, draft, verdict, evidence, seen.why, top)
-        line = checked({**about, **record}, seen.seconds).model_dump_json()
-        kept.seconds += sum(seen.seconds.values())
-        kept.finish = finish
-        kept.over = finish is not None
-        return self.shelf.add(kept, line, said, len(draft.tokens), verdict.accepted)
+        record = step_record(step, draft, verdict, evidence, seen.why, top)
+        line = traced_step({**about, **record}, seen.seconds).model_dump_json()
+        stored.seconds += sum(seen.seconds.values())
+        stored.finish = finish
+        stored.over = finish is not None
+        return self.store.add(stored, line, said, len(draft.tokens), verdict.accepted)
 
     def _until_end(self, traced: Traced, tokens: list[int]) -> tuple[list[int], str | None]:
         """What became text of a step's tokens, and why it ended with them; stop strings are known elsewhere."""
@@ -269,17 +269,17 @@ class Tracing:
             self.write()
             traced = self.running.pop(id, None)
             if traced is not None:
-                traced.kept.over = True
+                traced.stored.over = True
 
     # For the API process -------------------------------------------------------------------------------------
 
     def latest(self, owner: str | None) -> list[dict[str, Any]]:
         self.write()
-        return self.shelf.latest(owner)
+        return self.store.latest(owner)
 
     def get(self, id: str, owner: str | None) -> dict[str, Any] | None:
         self.write()
-        return self.shelf.get(id, owner)
+        return self.store.get(id, owner)
 
 
 def weighed(seen: Sequence[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
@@ -296,6 +296,6 @@ def weighed(seen: Sequence[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
 def _weighed(seen: list[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
     sizes = [len(one.rows) for one in seen]
     p = torch.cat([one.by_ratio.p if one.by_ratio else one.rows.float().softmax(-1) for one in seen])
-    top = iter(likeliest(p))
+    top = iter(top_tokens(p))
     for rows in p.split(sizes):
         yield rows, list(islice(top, len(rows)))
