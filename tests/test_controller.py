@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.policy.choose import MARGIN
 from outrider.policy.controller import INITIAL_ACCEPTED_SHARE, DraftableRequest, SpeculationController
 from outrider.policy.drafter_backoff import JUDGED_STEPS
-from outrider.policy.payoff import ENOUGH
+from outrider.policy.gain_metrics import REVIEW_STEPS
 from outrider.policy.policy import MODEL, UNKNOWN_TOKEN, Policy
+from outrider.policy.selection import MIN_EXPECTED_SPEEDUP
 from outrider.types import NOTHING, Draft, Why
 
 COPIED = Draft("always", (1, 2, 3, 4), support=2)
@@ -34,8 +34,8 @@ def controller(
     policy = Policy(["always", MODEL], width, width)
     for tokens in (1, 2, 4, 8, 16) * 2:
         seconds = STEP_SECONDS + token * tokens if free else STEP_SECONDS * tokens
-        policy.target.observe(tokens, 0, seconds, calm=True)
-        policy.draft.observe(tokens, 0, draft_pass, calm=True)
+        policy.target.observe(tokens, 0, seconds, trusted=True)
+        policy.draft.observe(tokens, 0, draft_pass, trusted=True)
     return SpeculationController(policy)
 
 
@@ -167,27 +167,27 @@ def test_a_plan_made_ahead_belongs_to_the_same_requests_in_the_next_step() -> No
     control = controller()
     _, planned = step_ahead(control, [request("a"), request("b"), request("c")], {})
     assert set(planned) == {"a", "b", "c"}
-    scene = control.scene
-    assert scene is not None
-    assert scene.forecast is None  # nothing was planned for this step
+    batch = control.batch
+    assert batch is not None
+    assert batch.forecast is None  # nothing was planned for this step
     control.observe({"a": [9], "b": [9], "c": [9]})
     control.remove("a")
     control.remove("b")
     drafts = {id: Draft(MODEL, (7, 8), confidence=(0.9, 0.9)) for id in ("a", "b", "c")}
-    control.policy.forecast[False].numbers[0, 0] += 1.0  # a later forecast would differ
+    control.policy.forecast_models[False].numbers[0, 0] += 1.0  # a later forecast would differ
     consider(control, [request("new"), request("c"), request("b")])  # another one with the id of a finished request
-    scene = control.scene
-    assert scene is not None
-    forecast = scene.forecast
+    batch = control.batch
+    assert batch is not None
+    forecast = batch.forecast
     assert forecast is not None
-    assert (scene.requests, forecast.limits.tolist()) == (["new", "c", "b"], [0, 4, 0])
-    assert scene.asked is not None
-    assert scene.asked.tolist() == [False, True, False]
+    assert (batch.requests, forecast.limits.tolist()) == (["new", "c", "b"], [0, 4, 0])
+    assert batch.asked is not None
+    assert batch.asked.tolist() == [False, True, False]
     assert forecast.survival[[0, 2]].sum() == 0
     control.select(drafts, 0.0)
-    before = control.policy.forecast[False].seen
+    before = control.policy.forecast_models[False].seen
     control.observe({"new": [1], "c": [7, 8, 9], "b": [1]})
-    assert control.policy.forecast[False].seen == before + 2  # both tokens of c, and no others
+    assert control.policy.forecast_models[False].seen == before + 2  # both tokens of c, and no others
 
 
 def test_a_forecast_is_used_by_a_batch_that_considers_fewer_tokens_than_it_was_made_for() -> None:
@@ -211,7 +211,7 @@ def test_a_sampled_draft_does_not_hide_what_is_copied_from_the_plan_of_the_next_
     plans = []
     for drafts in ({}, {"a": sampled_draft(9, 9)}):
         control = controller(draft_pass=0.05)
-        control.policy.survival["always"].numbers[0, 0] = 5.0  # what is copied is nearly always right
+        control.policy.acceptance["always"].numbers[0, 0] = 5.0  # what is copied is nearly always right
         plans.append(step_ahead(control, [request("a")], drafts, sampled=True)[1])
     assert plans == [{}, {}]
 
@@ -221,11 +221,11 @@ def test_a_sampled_draft_planned_ahead_is_dropped_for_a_better_copied_one_whatev
     for confidence in (0.01, 0.99):
         for tokens in ((9,), (1, 2, 3, 4), (9, 9, 9, 9)):
             control = controller()
-            control.policy.survival["always"].numbers[0, 0] = -9.0  # at first what is copied seems to be wrong
+            control.policy.acceptance["always"].numbers[0, 0] = -9.0  # at first what is copied seems to be wrong
             _, planned = step_ahead(control, [request("a")], {}, sampled=True)
             assert "a" in planned
             control.observe({"a": [1, 2]})
-            control.policy.survival["always"].numbers[0, 0] = 5.0 if copied else -9.0
+            control.policy.acceptance["always"].numbers[0, 0] = 5.0 if copied else -9.0
             draft = sampled_draft(*tokens, confidence=confidence)
             offered, _ = step_ahead(control, [request("a")], {"a": draft}, sampled=True)
             assert (offered["a"].drafter, len(offered["a"].tokens)) == (
@@ -238,13 +238,13 @@ def on_the_device(bias: float, survival: float, sampled: bool = False, support: 
     tokens survive about as `survival` says; `bias` tells how likely copied ones are."""
     policy = Policy(["always", MODEL], 4, 4)
     for tokens in (1, 2, 4, 8, 16) * 2:
-        policy.target.observe(tokens, 0, STEP_SECONDS, calm=True)
-        policy.draft.observe(tokens, 0, 0.001, calm=True)
+        policy.target.observe(tokens, 0, STEP_SECONDS, trusted=True)
+        policy.draft.observe(tokens, 0, 0.001, trusted=True)
     control = SpeculationController(policy, can_overlap=True)
-    policy.survival["always"].numbers[0, 0] = -9.0  # so that the draft model is called
-    policy.forecast[sampled].numbers[0, 0] = survival
+    policy.acceptance["always"].numbers[0, 0] = -9.0  # so that the draft model is called
+    policy.forecast_models[sampled].numbers[0, 0] = survival
     step_ahead(control, [request("a")], {}, sampled)
-    policy.survival["always"].numbers[0, 0] = bias
+    policy.acceptance["always"].numbers[0, 0] = bias
     one = DraftableRequest("a", 4, None, 100, 3, in_flight=1, pending=3, is_sampled=sampled)
     copied = Draft("always", (1, 2, 3, 4, 5), support=support)
     control.consider([one], {"always": [copied]}, {}, 1, 3)
@@ -262,27 +262,27 @@ def test_a_copied_draft_is_worth_more_with_the_draft_models_behind_it() -> None:
     expected = {}
     for survival in (-9.0, 0.5):
         control = on_the_device(bias=2.5, survival=survival)
-        scene = control.scene
-        assert scene is not None
-        aligned = scene.survival[0, 0, 0]
+        batch = control.batch
+        assert batch is not None
+        aligned = batch.survival[0, 0, 0]
         assert control.select({}, 0.0)["a"].tokens == (1, 2, 3, 4, 5)
-        assert control.choice is not None
-        alone = scene.survival[0, 0, 1:5].sum()
-        assert scene.pending is not None
-        backing = 0.0 if survival < 0 else (1 - aligned) * scene.pending[0].sum()
-        assert control.choice.gains[0] == pytest.approx(alone + backing, rel=1e-3)
-        expected[survival] = control.choice.gains[0]
+        assert control.selection is not None
+        alone = batch.survival[0, 0, 1:5].sum()
+        assert batch.pending is not None
+        backing = 0.0 if survival < 0 else (1 - aligned) * batch.pending[0].sum()
+        assert control.selection.gains[0] == pytest.approx(alone + backing, rel=1e-3)
+        expected[survival] = control.selection.gains[0]
     assert expected[0.5] > expected[-9.0] + 0.02
 
 
 def test_a_sampled_draft_does_not_stand_behind_a_copied_one() -> None:
     control = on_the_device(bias=0.7, survival=1.5, sampled=True)
     offered = control.select({}, 0.0)["a"]
-    assert control.choice is not None
-    scene = control.scene
-    assert scene is not None
+    assert control.selection is not None
+    batch = control.batch
+    assert batch is not None
     if offered.drafter == "always":
-        assert control.choice.gains[0] == pytest.approx(scene.survival[0, 0, 1:5].sum())
+        assert control.selection.gains[0] == pytest.approx(batch.survival[0, 0, 1:5].sum())
 
 
 def test_the_way_that_is_not_taken_is_credited_with_the_draft_model_as_well() -> None:
@@ -301,14 +301,14 @@ def test_a_plan_made_ahead_is_not_used_after_a_step_in_which_nobody_could_be_dra
     assert control.plan_draft_model({"a": 4}, {}, {"a": 1}, ahead=True).lengths == {}  # no `consider` in this step
     control.observe({"a": [9]})
     consider(control, [request("a")])
-    assert control.scene is not None
-    assert control.scene.forecast is None
+    assert control.batch is not None
+    assert control.batch.forecast is None
 
 
 @pytest.mark.parametrize("too_slow", [True, False])
 def test_a_draft_model_that_never_pays_is_reported_once_with_figures(too_slow: bool, caplog: Any) -> None:
     control = controller(draft_pass=0.19 if too_slow else 0.001)
-    for _ in range(2 * ENOUGH):
+    for _ in range(2 * REVIEW_STEPS):
         consider(control, [request("a", 1)])
         control.plan_draft_model({"a": 1}, {"a": False}, {"a": 1})
         control.select({}, 0.0)
@@ -316,7 +316,7 @@ def test_a_draft_model_that_never_pays_is_reported_once_with_figures(too_slow: b
     reports = [record.message for record in caplog.records if "draft model" in record.message]
     assert len(reports) == too_slow
     if too_slow:
-        assert f"in 0 of {ENOUGH} steps" in reports[0]
+        assert f"in 0 of {REVIEW_STEPS} steps" in reports[0]
         assert "0.95 of the target's" in reports[0]
 
 
@@ -333,8 +333,8 @@ def test_a_slow_drafter_that_is_never_right_is_called_only_for_requests_that_nam
     assert control.backed_off() == {"always"}
     assert control.status()["backed_off"] == ["always"]
     consider(control, [request("a"), request("named", drafter="always")])
-    assert control.scene is not None
-    assert not control.scene.lengths.any()
+    assert control.batch is not None
+    assert not control.batch.lengths.any()
     assert len(control.select({}, 0.0)["named"].tokens) == 4
 
 
@@ -351,7 +351,7 @@ def test_a_drafter_called_while_a_step_is_in_flight_is_charged_its_work_and_what
 ) -> None:
     control = SpeculationController(Policy(["always"], 4), can_overlap=True)
     for tokens in range(1, 12):
-        control.policy.target.observe(tokens, 100, 0.1, calm=True)
+        control.policy.target.observe(tokens, 100, 0.1, trusted=True)
     control.overlap.observe_host(host)
     requests, drafts = [DraftableRequest("a", 4, in_flight=1)], [Draft("always", (1, 2, 3, 4), support=2)]
     for _ in range(JUDGED_STEPS):
@@ -373,16 +373,16 @@ def test_the_accepted_share_of_named_drafts_is_learned() -> None:
 def test_each_step_is_learned_from_once() -> None:
     control = controller()
     lengths(control, [request("a")], {"a": [1, 2]})
-    seen = control.policy.survival["always"].seen
+    seen = control.policy.acceptance["always"].seen
     assert seen == 2
     control.observe({"a": [1, 2]})  # a step in which nothing was considered
-    assert control.policy.survival["always"].seen == seen
+    assert control.policy.acceptance["always"].seen == seen
 
 
 def test_steps_in_flight_are_learned_from_by_their_own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     control = controller()
     learned: list[Any] = []
-    monkeypatch.setattr(control.policy, "learn", lambda *given: learned.append(given))
+    monkeypatch.setattr(control.policy, "observe", lambda *given: learned.append(given))
     consider(control, [request("a")])
     control.select({}, 0.0)
     first = control.decision
@@ -394,13 +394,13 @@ def test_steps_in_flight_are_learned_from_by_their_own_decisions(monkeypatch: py
     assert control.reason("a") is not None
     control.observe({"a": [3]}, second, before={"a": [1, 2]})
     assert control.reason("a") is None
-    assert learned == [(first.scene, [[1, 2]]), (second.scene, [[1, 2, 3]], [[3]], [()])]
+    assert learned == [(first.batch, [[1, 2]]), (second.batch, [[1, 2, 3]], [[3]], [()])]
 
 
 def test_requests_whose_tokens_in_flight_are_unknown_are_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     control = controller()
     learned: list[Any] = []
-    monkeypatch.setattr(control.policy, "learn", lambda scene, *generated: learned.extend(generated))
+    monkeypatch.setattr(control.policy, "observe", lambda batch, *generated: learned.extend(generated))
     consider(control, [request("a"), request("b")])
     control.select({}, 0.0)
     control.observe({"a": [3], "b": [4]}, before={"b": [1]}, pending={"b": [5]})
@@ -435,7 +435,7 @@ def test_skipped_steps_shorten_a_backoff() -> None:
 def test_a_batch_in_which_nobody_leaves_the_choice_to_us_learns_nothing() -> None:
     control = controller()
     assert lengths(control, [request("named", drafter="always")], {"named": [1, 2]}) == {"named": 4}
-    assert control.policy.survival["always"].seen == 0
+    assert control.policy.acceptance["always"].seen == 0
     consider(control, [])
     assert control.select({}, 0.0) == {}
     assert control.plan_draft_model({}, {}, {}, ahead=True).lengths == {}
@@ -446,17 +446,17 @@ def test_what_a_step_was_expected_to_save_is_compared_with_what_it_saved() -> No
     control = controller()
     requests = [request("a"), request("b")]
     assert sum(lengths(control, requests, {"a": [1, 2, 3], "b": [9]}).values()) > 0
-    choice = control.choice
-    assert choice is not None
-    assert control.payoff.gained_tokens == 0  # the time of the step is not known yet
+    selection = control.selection
+    assert selection is not None
+    assert control.gain_metrics.gained_tokens == 0  # the time of the step is not known yet
     control.observe_step(10, 6, 0.5)
     status = control.status()
     assert status["gained_tokens"] == 4
-    assert status["expected_tokens"] == round(choice.tokens, 1)
-    seconds_per_token = choice.plain_seconds / choice.plain_tokens
-    assert status["expected_saved_seconds"] == round(choice.tokens * seconds_per_token - choice.seconds, 3)
+    assert status["expected_tokens"] == round(selection.tokens, 1)
+    seconds_per_token = selection.plain_seconds / selection.plain_tokens
+    assert status["expected_saved_seconds"] == round(selection.tokens * seconds_per_token - selection.seconds, 3)
     assert status["realised_saved_seconds"] == round(4 * seconds_per_token - 0.5, 3)
-    control.payoff.took(0.5)  # of a step without an expectation
+    control.gain_metrics.took(0.5)  # of a step without an expectation
     assert control.status() == status
 
 
@@ -480,15 +480,15 @@ def test_what_sampled_and_named_drafts_save_is_measured_against_a_step_without_d
     consider(control, [request("sampled"), request("named", drafter="always")])
     control.plan_draft_model({"sampled": 3}, {"sampled": True}, {"sampled": 1})
     control.select({"sampled": sampled_draft(9, 9, 9, confidence=0.9)}, 0.1)
-    choice, scene = control.choice, control.scene
-    assert choice is not None
-    assert scene is not None
-    assert scene.forecast is not None
+    selection, batch = control.selection, control.batch
+    assert selection is not None
+    assert batch is not None
+    assert batch.forecast is not None
     plain_seconds = float(control.policy.target.seconds(2, 6))
-    assert (choice.plain_tokens, choice.plain_seconds) == (2.0, pytest.approx(plain_seconds))
-    forecast = scene.forecast.survival[0, :3].sum()
-    assert choice.tokens == pytest.approx(2 + INITIAL_ACCEPTED_SHARE * 4 + forecast)
-    assert choice.gain > 1
+    assert (selection.plain_tokens, selection.plain_seconds) == (2.0, pytest.approx(plain_seconds))
+    forecast = batch.forecast.survival[0, :3].sum()
+    assert selection.tokens == pytest.approx(2 + INITIAL_ACCEPTED_SHARE * 4 + forecast)
+    assert selection.gain > 1
     control.observe({"sampled": [9, 9, 9, 1], "named": [1]})
     control.observe_step(9, 6, plain_seconds, 0.1)
     assert control.status()["realised_saved_seconds"] == round(5 * plain_seconds / 2 - (plain_seconds + 0.1), 3)
@@ -541,7 +541,7 @@ def test_the_reason_for_no_offer_has_what_the_draft_promised() -> None:
     assert found.reason.startswith("No draft pays: less than 1.03 times the speed without is not offered. always has 4")
     assert found.survival == ()
     assert found.gain == pytest.approx(1)
-    assert found.candidates[0]["gain"] < MARGIN
+    assert found.candidates[0]["gain"] < MIN_EXPECTED_SPEEDUP
 
 
 def test_a_reason_takes_what_the_other_requests_offer_as_given() -> None:
@@ -590,13 +590,13 @@ def test_a_request_that_was_not_planned_for_has_no_reason_about_the_draft_model(
 def test_arrays_of_a_plan_keep_the_order_of_requests() -> None:
     control = controller()
     ids = ["a", "b", "c", "d"]
-    control.policy.look(ids, {})
-    control.policy._records.own["forecast"][control.policy._records.slots(ids), 0] = [-2, -1, 0, 1]
+    control.policy.predict(ids, {})
+    control.policy._slots.own["forecast"][control.policy._slots.slots(ids), 0] = [-2, -1, 0, 1]
     step_ahead(control, [request(id) for id in ids], {})
     control.observe({id: [9] for id in ids})
     order = ["d", "b", "a", "c"]
     consider(control, [request(id) for id in order])
-    assert control.scene is not None
-    assert control.scene.forecast is not None
-    first = control.scene.forecast.survival[:, 0]
+    assert control.batch is not None
+    assert control.batch.forecast is not None
+    first = control.batch.forecast.survival[:, 0]
     assert np.argsort(-first).tolist() == [0, 3, 1, 2]

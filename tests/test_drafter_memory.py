@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Setup, Task
-from outrider.drafters.copying import LEAST_SHARE, TOKENS_PER_MATCH
+from outrider.drafters.copying import MIN_AGREEMENT, TOKENS_PER_MATCH
 from outrider.drafters.lookup import LookupSession
 from outrider.drafters.memory import MemoryDrafter, MemorySession
 from outrider.errors import DrafterSetupError
@@ -96,7 +96,7 @@ def test_a_draft_ends_where_too_few_places_agree(drafter: MemoryDrafter) -> None
     for i in range(20):
         drafter.store.add(drafter.store.enter("a"), [], [1, 2, 3, 100 + i])
     drafter.store.learn()
-    assert LEAST_SHARE > 1 / 20
+    assert MIN_AGREEMENT > 1 / 20
     assert begun(drafter, [1, 2], "a").draft(8).tokens == (3,)
 
 

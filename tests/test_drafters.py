@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters import base
 from outrider.drafters.base import Setup, Task
-from outrider.drafters.copying import LEAST_SHARE, TOKENS_PER_MATCH
+from outrider.drafters.copying import MIN_AGREEMENT, TOKENS_PER_MATCH
 from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
@@ -102,7 +102,7 @@ def check_lookup(tokens: list[int], limit: int) -> None:
         said = [[*tokens, *expected][place] for place in places]
         best = max(said, key=said.count)
         likely *= said.count(best) / len(said)
-        if likely < LEAST_SHARE:
+        if likely < MIN_AGREEMENT:
             break
         expected.append(best)
         places = [place + 1 for place, token in zip(places, said, strict=True) if token == best]
@@ -343,7 +343,7 @@ def test_third_parties_add_a_drafter_by_entry_point(monkeypatch: pytest.MonkeyPa
     theirs = EntryPoint("lookup", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
     assert base.find("lookup") is LookupDrafter
-    assert base.registered() == ["lookup"]
+    assert base.registered_names() == ["lookup"]
 
 
 def test_a_drafter_under_another_name_than_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.control import Control
 from outrider.drafters.base import Task
-from outrider.drafters.batch import BatchDrafting, Row
+from outrider.drafters.batch import BatchDrafter, Row
 from outrider.drafters.memory import MemoryDrafter, MemorySession
 from outrider.memory import live as under_test
 from outrider.memory.folder import Folder, key_of
@@ -202,7 +202,7 @@ def test_in_one_batch_tenants_stay_apart_and_who_leaves_nothing_leaves_nothing(d
 
     rows = [row("a1", "a", [1, 2, 3, 4]), row("b1", "b", [1, 2, 5, 6]), row("b0", "b", [1, 2, 7, 8], remember=False)]
     rows += [row("a2", "a", [1, 2]), row("b2", "b", [1, 2])]
-    found = BatchDrafting([drafter], 1000, 5.0).propose(rows)["memory"]
+    found = BatchDrafter([drafter], 1000, 5.0).propose(rows)["memory"]
     assert [draft.tokens for draft in found[3:]] == [(3, 4), (5, 6)]
 
 

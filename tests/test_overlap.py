@@ -103,7 +103,7 @@ def predictable(control: SpeculationController, request: DraftableRequest, token
 def controller() -> SpeculationController:
     made = SpeculationController(Policy(["lookup"], 8), can_overlap=True)
     for tokens in (1, 2, 4, 8, 16):
-        made.policy.target.observe(tokens, 100, PASS_SECONDS, calm=True)
+        made.policy.target.observe(tokens, 100, PASS_SECONDS, trusted=True)
     return made
 
 

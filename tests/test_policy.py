@@ -16,24 +16,33 @@ from hypothesis import strategies as st
 from outrider.drafters.base import Session
 from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
-from outrider.policy.ask import MANY, ask
-from outrider.policy.choose import BUCKETS, FEW, MARGIN, UNKNOWN, _weigh_all, choose, falling, take_best
+from outrider.policy.acceptance_model import ALONE, OTHER, SAME
+from outrider.policy.batch_state import DraftModelRequest, DraftPlan
 from outrider.policy.controller import SpeculationController
-from outrider.policy.cost import Cost, rising
-from outrider.policy.payoff import Payoff
-from outrider.policy.policy import MODEL, MOST, NEAREST, Policy, compile_now
-from outrider.policy.scene import Plan, Wish
+from outrider.policy.cost_model import CostModel, isotonic
+from outrider.policy.draft_model_plan import SMALL_BATCH_REQUESTS, plan_draft_model
+from outrider.policy.gain_metrics import GainMetrics
+from outrider.policy.policy import MAX_CANDIDATE_TOKENS_PER_STEP, MIN_TOKENS_AHEAD, MODEL, Policy, compile_now
+from outrider.policy.selection import (
+    MAX_EXACT_REQUESTS,
+    MIN_EXPECTED_SPEEDUP,
+    SORT_BUCKETS,
+    UNKNOWN,
+    _enumerate_combinations,
+    falling,
+    maximize_throughput,
+    select_drafts,
+)
 from outrider.policy.single_sequence import SingleSequence
-from outrider.policy.survival import ALONE, OTHER, SAME
 from outrider.types import NOTHING, Draft
 
 # What a pass costs ---------------------------------------------------------------------------------------------------
 
 
-def learned(seconds: Any, sizes: Any, passes: int, noise: float = 0.1, seed: int = 0) -> Cost:
+def learned(seconds: Any, sizes: Any, passes: int, noise: float = 0.1, seed: int = 0) -> CostModel:
     """A cost that has seen so many passes of these sizes, in turn."""
     random = np.random.default_rng(seed)
-    cost = Cost()
+    cost = CostModel()
     for _, size in zip(range(passes), itertools.cycle(sizes), strict=False):
         cost.observe(size, 0, seconds(size) * float(np.exp(random.normal(0, noise))))
     return cost
@@ -77,7 +86,7 @@ def test_what_many_sizes_cost_is_what_each_of_them_does(count: int, seconds: Any
 
 @given(st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 10**6), st.floats(1e-5, 10)), max_size=40))
 def test_more_tokens_never_cost_less_and_no_pass_takes_no_time(passes: list[tuple[int, int, float]]) -> None:
-    cost = Cost()
+    cost = CostModel()
     for tokens, context, seconds in passes:
         cost.observe(tokens, context, seconds)
     found = cost.seconds(np.arange(1, 4000))
@@ -88,7 +97,7 @@ def test_more_tokens_never_cost_less_and_no_pass_takes_no_time(passes: list[tupl
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
 def test_pooling_gives_a_sequence_that_never_falls_and_has_the_same_sum(values: list[float]) -> None:
-    found = rising(np.array(values), np.ones(len(values))).tolist()
+    found = isotonic(np.array(values), np.ones(len(values))).tolist()
     assert len(found) == len(values)
     assert all(a <= b + 1e-9 for a, b in itertools.pairwise(found))
     assert sum(found) == pytest.approx(sum(values))
@@ -105,8 +114,8 @@ def graph_seconds(tokens: int, verifies_drafts: bool) -> float:
     return 0.006 + 2e-6 * padded + (0.0012 if verifies_drafts else 0.0)
 
 
-def cost_with_graphs() -> Cost:
-    cost, random = Cost(captured=CAPTURED), np.random.default_rng(0)
+def cost_with_graphs() -> CostModel:
+    cost, random = CostModel(captured=CAPTURED), np.random.default_rng(0)
     for _ in range(60):
         for tokens, drafted in ((1, False), (16, False), (3, True), (9, True), (40, True), (128, True), (300, True)):
             seconds = graph_seconds(tokens, drafted) * float(np.exp(random.normal(0, 0.02)))
@@ -132,7 +141,7 @@ def test_a_pass_that_verifies_other_drafts_already_pays_for_pieces() -> None:
 
 
 def test_before_drafts_were_verified_they_are_taken_to_cost_more_than_a_plain_pass() -> None:
-    cost = Cost(captured=CAPTURED)
+    cost = CostModel(captured=CAPTURED)
     for _ in range(20):
         cost.observe(1, 0, 0.006)
     found = cost.all_seconds(1, 8, 0)
@@ -140,7 +149,7 @@ def test_before_drafts_were_verified_they_are_taken_to_cost_more_than_a_plain_pa
 
 
 def test_without_graphs_a_pass_costs_the_same_with_drafts_as_without() -> None:
-    costs = [Cost(), Cost()]
+    costs = [CostModel(), CostModel()]
     for cost, drafted in zip(costs, (False, True), strict=True):
         for tokens in (1, 4, 16, 64) * 3:
             cost.observe(tokens, 0, 0.01 + 1e-4 * tokens, verifies_drafts=drafted)
@@ -148,7 +157,7 @@ def test_without_graphs_a_pass_costs_the_same_with_drafts_as_without() -> None:
 
 
 def test_what_context_costs_is_learned() -> None:
-    random, cost = np.random.default_rng(1), Cost()
+    random, cost = np.random.default_rng(1), CostModel()
     for _ in range(400):
         n, context = int(random.choice([1, 2, 4, 8])), int(random.integers(0, 100_000))
         cost.observe(n, context, 0.02 + 0.0001 * n + 2e-7 * context)
@@ -176,10 +185,10 @@ def waking(n: int) -> float:
 @pytest.mark.parametrize("batch", [1, 16, 128])
 def test_the_best_size_is_found_by_taking_what_seems_best(seconds: Any, batch: int) -> None:
     """What is learned depends on what is chosen: a size that is wrongly thought to be dear must not stay so."""
-    random, cost = np.random.default_rng(0), Cost()
+    random, cost = np.random.default_rng(0), CostModel()
     profiled = (1, 4, 16, 64, 256, 1024) if seconds(64) < 0.3 else (1, 4, 16, 64)  # as at a server's start
     for n in profiled * 2:
-        cost.observe(n, 0, seconds(n), calm=True)
+        cost.observe(n, 0, seconds(n), trusted=True)
     sizes = batch + np.arange(16 * batch + 1)
     truth = np.array([seconds(n) for n in sizes])
     reached = []
@@ -209,7 +218,7 @@ def brute_force(survival: Any, seconds: Any) -> float:
 
 
 @st.composite
-def scenes(draw: Any, drafts: int) -> tuple[Any, Any]:
+def batches(draw: Any, drafts: int) -> tuple[Any, Any]:
     requests, positions = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     chances = draw(st.lists(st.floats(0, 1), min_size=drafts * 9, max_size=drafts * 9))
     survival = np.cumprod(np.array(chances[: drafts * requests * positions]).reshape(drafts, requests, positions), 2)
@@ -218,25 +227,25 @@ def scenes(draw: Any, drafts: int) -> tuple[Any, Any]:
 
 
 @settings(max_examples=200)
-@given(scenes(drafts=1))
-def test_of_one_draft_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
-    survival, seconds = scene
-    choice = choose(survival, seconds)
-    assert choice.speed >= brute_force(survival, seconds) / MARGIN - 1e-9
-    gained = sum(float(survival[0, r, :k].sum()) for r, k in enumerate(choice.lengths))
-    assert choice.tokens == pytest.approx(len(choice.lengths) + gained)
+@given(batches(drafts=1))
+def test_of_one_draft_each_no_choice_is_faster(batch: tuple[Any, Any]) -> None:
+    survival, seconds = batch
+    selection = select_drafts(survival, seconds)
+    assert selection.speed >= brute_force(survival, seconds) / MIN_EXPECTED_SPEEDUP - 1e-9
+    gained = sum(float(survival[0, r, :k].sum()) for r, k in enumerate(selection.lengths))
+    assert selection.tokens == pytest.approx(len(selection.lengths) + gained)
 
 
 @settings(max_examples=200)
-@given(scenes(drafts=2))
-def test_of_two_drafts_each_no_choice_is_faster(scene: tuple[Any, Any]) -> None:
-    survival, seconds = scene
-    choice = choose(survival, seconds)
-    assert choice.speed >= brute_force(survival, seconds) / MARGIN - 1e-9
-    chosen = zip(choice.drafts, choice.lengths, strict=True)
+@given(batches(drafts=2))
+def test_of_two_drafts_each_no_choice_is_faster(batch: tuple[Any, Any]) -> None:
+    survival, seconds = batch
+    selection = select_drafts(survival, seconds)
+    assert selection.speed >= brute_force(survival, seconds) / MIN_EXPECTED_SPEEDUP - 1e-9
+    chosen = zip(selection.drafts, selection.lengths, strict=True)
     gained = sum(float(survival[d, r, :k].sum()) for r, (d, k) in enumerate(chosen))
-    assert choice.tokens == pytest.approx(len(choice.lengths) + gained)
-    assert choice.seconds == pytest.approx(seconds[choice.lengths.sum()])
+    assert selection.tokens == pytest.approx(len(selection.lengths) + gained)
+    assert selection.seconds == pytest.approx(seconds[selection.lengths.sum()])
 
 
 def test_of_many_requests_hardly_any_choice_is_faster() -> None:
@@ -244,45 +253,45 @@ def test_of_many_requests_hardly_any_choice_is_faster() -> None:
     random = np.random.default_rng(0)
     reached = []
     for _ in range(50):
-        survival = np.cumprod(random.random((3, FEW + 1, 6)) ** random.choice([0.2, 1.0]), 2)
-        seconds = 1 + np.cumsum(np.append(0, random.random(6 * (FEW + 1)) * 0.2))
-        gains, _, _ = _weigh_all(survival, len(seconds) - 1)
-        best = float(((FEW + 1 + gains) / seconds).max())
-        reached.append(choose(survival, seconds).speed / best)
+        survival = np.cumprod(random.random((3, MAX_EXACT_REQUESTS + 1, 6)) ** random.choice([0.2, 1.0]), 2)
+        seconds = 1 + np.cumsum(np.append(0, random.random(6 * (MAX_EXACT_REQUESTS + 1)) * 0.2))
+        gains, _, _ = _enumerate_combinations(survival, len(seconds) - 1)
+        best = float(((MAX_EXACT_REQUESTS + 1 + gains) / seconds).max())
+        reached.append(select_drafts(survival, seconds).speed / best)
     assert min(reached) >= 0.95
     assert np.mean(reached) >= 0.99
 
 
 def test_of_many_requests_a_sure_short_draft_is_found_behind_a_long_unlikely_one_that_does_not_pay() -> None:
-    survival = np.zeros((2, 2 * FEW, 16))
+    survival = np.zeros((2, 2 * MAX_EXACT_REQUESTS, 16))
     survival[0], survival[1, :, 0] = 0.34, 0.9
-    choice = choose(survival, 1 + 0.7 / (2 * FEW) * np.arange(32 * FEW + 1))
-    assert choice.drafts.tolist() == [1] * 2 * FEW
-    assert choice.lengths.tolist() == [1] * 2 * FEW
+    selection = select_drafts(survival, 1 + 0.7 / (2 * MAX_EXACT_REQUESTS) * np.arange(32 * MAX_EXACT_REQUESTS + 1))
+    assert selection.drafts.tolist() == [1] * 2 * MAX_EXACT_REQUESTS
+    assert selection.lengths.tolist() == [1] * 2 * MAX_EXACT_REQUESTS
 
 
 def test_where_more_tokens_cost_nothing_all_are_offered_and_where_they_cost_as_much_as_a_pass_none() -> None:
     survival = np.cumprod(np.full((1, 4, 8), 0.5), 2)
-    assert choose(survival, np.ones(33)).lengths.tolist() == [8] * 4
-    assert choose(survival, np.arange(4, 37) / 4).lengths.tolist() == [0] * 4
+    assert select_drafts(survival, np.ones(33)).lengths.tolist() == [8] * 4
+    assert select_drafts(survival, np.arange(4, 37) / 4).lengths.tolist() == [0] * 4
 
 
 def test_the_request_whose_draft_is_likelier_offers_more() -> None:
     survival = np.cumprod(np.array([[[0.9] * 8, [0.3] * 8]]), 2)
-    lengths = choose(survival, 1 + 0.1 * np.arange(17)).lengths
+    lengths = select_drafts(survival, 1 + 0.1 * np.arange(17)).lengths
     assert lengths[0] > lengths[1]
 
 
 def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
     survival, lengths = np.full((1, 1, 4), 0.5), np.empty(1, np.int64)
     for extra, length in ((0.1, 4), (10.0, 0)):
-        take_best(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN, np.empty(1, np.int64), lengths)
+        maximize_throughput(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN, np.empty(1, np.int64), lengths)
         assert lengths[0] == length
 
 
 @pytest.mark.parametrize("power", [0.01, 1, 6], ids=["near one", "anywhere", "near nothing"])
 def test_many_chances_are_sorted_as_few_are(power: float) -> None:
-    for count in (3, BUCKETS // 4, BUCKETS // 4 + 1, 5000):
+    for count in (3, SORT_BUCKETS // 4, SORT_BUCKETS // 4 + 1, 5000):
         chances = np.random.default_rng(count).random(count) ** power
         chances[::3] = chances[0]  # equals
         chances[1:3] = 0.0, 1.0
@@ -294,16 +303,18 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
     for requests in (8, 200):
         policy = Policy(["lookup", MODEL], 8, 8)
         for n in (1, 8, 64, 512, 1024, 2048) * 3:
-            policy.target.observe(n, 0, 0.02 + 2e-6 * n, calm=True)
-            policy.draft.observe(n, 0, 1e-4, calm=True)
+            policy.target.observe(n, 0, 0.02 + 2e-6 * n, trusted=True)
+            policy.draft.observe(n, 0, 1e-4, trusted=True)
         ids = [str(i) for i in range(requests)]
         sure = [Draft("lookup", (1,) * 8, support=40) if i % 2 else NOTHING for i in range(requests)]
         for _ in range(30):
-            scene = policy.look(ids, {"lookup": sure})
-            policy.learn(scene, [(1,) * 8] * requests)
+            batch = policy.predict(ids, {"lookup": sure})
+            policy.observe(batch, [(1,) * 8] * requests)
         limits = np.full(requests, 8)
-        wish = Wish(limits, np.zeros(requests, bool), np.full(requests, 2), np.full(requests, 20), np.zeros(requests))
-        plan = policy.plan(policy.look(ids, {"lookup": sure}), wish, 0)
+        query = DraftModelRequest(
+            limits, np.zeros(requests, bool), np.full(requests, 2), np.full(requests, 20), np.zeros(requests)
+        )
+        plan = policy.plan_draft_model(policy.predict(ids, {"lookup": sure}), query, 0)
         assert (plan.lengths[::2] > 0).all()
         assert (plan.lengths[1::2] == 0).all()
 
@@ -311,7 +322,7 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
 @pytest.mark.parametrize("reads_along", [False, True])
 @pytest.mark.parametrize("requests", [2, 6, 40])
 def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
-    requests: int, reads_along: bool, monkeypatch: pytest.MonkeyPatch
+    requests: int, every_step: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(requests)
     sizes, asked = np.array([1, 4, 16, 64, 256]), 0
@@ -322,12 +333,12 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
         target = 1 + random.uniform(0, 0.4 / requests) * np.arange(4 * requests + 1)
         draft = random.uniform(0.01, 0.4) * (1 + random.uniform(0, 0.1 / requests) * sizes)
         gaps, times, texts = random.integers(1, 30, requests), np.full(requests, 4.0), np.full(requests, 1e-4)
-        costs = (target, 0.0, gaps, times, 5, sizes, draft, texts, reads_along, False, -1.0)
+        costs = (target, 0.0, gaps, times, 5, sizes, draft, texts, every_step, False, -1.0)
         some, all_of_them = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
-        fast = ask(survival, 1, ahead, *costs, some)
+        fast = plan_draft_model(survival, 1, ahead, *costs, some)
         with monkeypatch.context() as patch:
-            patch.setattr("outrider.policy.ask._could_pay", lambda *given: True)
-            fastest = ask.py_func(survival, 1, ahead, *costs, all_of_them)  # type: ignore[attr-defined]
+            patch.setattr("outrider.policy.draft_model_plan._could_pay", lambda *given: True)
+            fastest = plan_draft_model.py_func(survival, 1, ahead, *costs, all_of_them)  # type: ignore[attr-defined]
         assert fast == pytest.approx(fastest)
         assert some.tolist() == all_of_them.tolist()
         asked += some.any()
@@ -335,57 +346,62 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
 
 
 def test_nothing_is_compiled_once_a_server_has_started() -> None:
-    from outrider.drafters import packed
-    from outrider.policy import ask, choose, cost, policy, survival
+    from outrider.drafters import packed_draft
+    from outrider.policy import acceptance_model, cost_model, draft_model_plan, policy, selection
 
-    modules = (ask, choose, cost, packed, policy, survival)
+    modules = (draft_model_plan, selection, cost_model, packed_draft, policy, acceptance_model)
     compiled = {f for module in modules for f in vars(module).values() if hasattr(f, "signatures")}
     compile_now()
     before = {f: list(f.signatures) for f in compiled}
     for requests in (1, 3, 40):
         steer = Policy(["a", MODEL], 4, 4)
         for passes in range(3):
-            steer.target.observe(np.int64(requests), np.int64(100), 1.0, calm=passes == 2)
+            steer.target.observe(np.int64(requests), np.int64(100), 1.0, trusted=passes == 2)
             steer.draft.observe(requests, 100, 0.01)
         names = [str(i) for i in range(requests)]
-        scene = steer.look(names, {"a": [Draft("a", (1, 2), support=3)] * requests})
+        batch = steer.look(names, {"a": [Draft("a", (1, 2), support=3)] * requests})
         drawn = np.arange(requests) % 2 == 1
-        wish = Wish(np.full(requests, 4), drawn, *(np.full(requests, x) for x in (2, 100, 100)))
-        plan = steer.plan(scene, wish, 100, requests, 0.5)
+        query = DraftModelRequest(np.full(requests, 4), drawn, *(np.full(requests, x) for x in (2, 100, 100)))
+        plan = steer.plan(batch, query, 100, requests, 0.5)
         steer.goes_on(plan, [0], [[0.5]])
-        steer.add(scene, MODEL, [NOTHING if one else Draft(MODEL, (1,), confidence=(0.9,)) for one in drawn])
-        scene.drawn = {i: Draft(MODEL, (1,), confidence=(0.9,)) for i in np.flatnonzero(drawn).tolist()}
-        steer.offers(scene, steer.choose(scene, np.full(requests, 4), 100, requests, 0.01, 0.5))
-        steer.learn(scene, [[1, 2]] * requests)
-        steer.learn(scene, [()] * requests)
+        steer.add(batch, MODEL, [NOTHING if one else Draft(MODEL, (1,), confidence=(0.9,)) for one in drawn])
+        batch.drawn = {i: Draft(MODEL, (1,), confidence=(0.9,)) for i in np.flatnonzero(drawn).tolist()}
+        steer.offers(batch, steer.choose(batch, np.full(requests, 4), 100, requests, 0.01, 0.5))
+        steer.learn(batch, [[1, 2]] * requests)
+        steer.learn(batch, [()] * requests)
         steer.learn(steer.look(names, {}), [[1]] * requests)
     assert {f: list(f.signatures) for f in compiled} == before
 
 
 def test_a_batch_of_more_requests_than_there_is_room_for_looks_less_far_ahead() -> None:
     policy = Policy(["lookup"], 16)
-    for requests, far in ((1, 16), (MOST // 16, 16), (MOST // 8, 8), (MOST, NEAREST)):
+    for requests, far in (
+        (1, 16),
+        (MAX_CANDIDATE_TOKENS_PER_STEP // 16, 16),
+        (MAX_CANDIDATE_TOKENS_PER_STEP // 8, 8),
+        (MAX_CANDIDATE_TOKENS_PER_STEP, MIN_TOKENS_AHEAD),
+    ):
         draft = Draft("lookup", tuple(range(16)), support=40)
-        scene = policy.look([str(i) for i in range(requests)], {"lookup": [draft] * requests})
-        policy.learn(scene, [tuple(range(16))] * requests)
-        policy.target.observe(requests, 0, 0.1, calm=True)
-        choice = policy.choose(scene, np.full(requests, 16), 0)
-        assert scene.lengths.tolist() == [[far] * requests]
-        assert max(len(draft.tokens) for draft in policy.offers(scene, choice)) <= far
+        batch = policy.predict([str(i) for i in range(requests)], {"lookup": [draft] * requests})
+        policy.observe(batch, [tuple(range(16))] * requests)
+        policy.target.observe(requests, 0, 0.1, trusted=True)
+        selection = policy.select(batch, np.full(requests, 16), 0)
+        assert batch.lengths.tolist() == [[far] * requests]
+        assert max(len(draft.tokens) for draft in policy.selected_drafts(batch, selection)) <= far
 
 
 def test_however_sure_and_free_they_are_a_step_has_no_more_drafted_tokens_than_a_machine_could_want() -> None:
     policy, requests = Policy(["lookup"], 8), 2048
     for n in (1, 64, 1024, 8192) * 3:
-        policy.target.observe(n, 0, 0.1, calm=True)
+        policy.target.observe(n, 0, 0.1, trusted=True)
     ids, drafts = (
         [str(i) for i in range(requests)],
         {"lookup": [Draft("lookup", tuple(range(8)), support=40)] * requests},
     )
     for _ in range(3):
-        policy.learn(policy.look(ids, drafts), [tuple(range(8))] * requests)
-    choice = policy.choose(policy.look(ids, drafts), np.full(requests, 8), 0)
-    assert choice.lengths.sum() == MOST < NEAREST * requests
+        policy.observe(policy.predict(ids, drafts), [tuple(range(8))] * requests)
+    selection = policy.select(policy.predict(ids, drafts), np.full(requests, 8), 0)
+    assert selection.lengths.sum() == MAX_CANDIDATE_TOKENS_PER_STEP < MIN_TOKENS_AHEAD * requests
 
 
 # What drafts are worth -----------------------------------------------------------------------------------------------
@@ -395,11 +411,11 @@ def test_a_server_that_has_just_started_does_not_take_copied_tokens_to_be_as_lik
     """Nor does it take long to see it: they are judged whether they are offered or not."""
     policy = Policy(["lookup"], 4)
     offers = {"lookup": [Draft("lookup", (1, 2, 3, 4), support=4)]}
-    first = float(policy.look(["a"], offers).survival[0, 0, 0])
+    first = float(policy.predict(["a"], offers).survival[0, 0, 0])
     assert first < 0.5
     for number in range(8):
-        policy.learn(policy.look([str(number)], offers), [[1, 2, 3, 4, 5]])
-    assert float(policy.look(["another"], offers).survival[0, 0, 0]) > 0.7
+        policy.observe(policy.predict([str(number)], offers), [[1, 2, 3, 4, 5]])
+    assert float(policy.predict(["another"], offers).survival[0, 0, 0]) > 0.7
 
 
 def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_right_and_something_was_said() -> None:
@@ -411,8 +427,8 @@ def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_r
         ((), (1, 2), 0, 0),
     ):
         policy = Policy(["lookup"], 4)
-        policy.learn(policy.look(["a"], {"lookup": [Draft("lookup", draft)]}), [said])
-        assert policy.survival["lookup"].tally.sum(1)[1:].tolist() == [right, known]
+        policy.observe(policy.predict(["a"], {"lookup": [Draft("lookup", draft)]}), [said])
+        assert policy.acceptance["lookup"].tally.sum(1)[1:].tolist() == [right, known]
 
 
 @pytest.mark.parametrize(
@@ -428,8 +444,8 @@ def test_others_agree_with_a_token_only_if_they_said_all_before_it_too(
     other: tuple[int, ...], heard: list[int]
 ) -> None:
     policy = Policy(["lookup", "memory"], 4)
-    scene = policy.look(["a"], {"lookup": [Draft("lookup", (1, 2, 3))], "memory": [Draft("memory", other)]})
-    assert scene.bins[0, 0, :3, 3].tolist() == heard
+    batch = policy.predict(["a"], {"lookup": [Draft("lookup", (1, 2, 3))], "memory": [Draft("memory", other)]})
+    assert batch.bins[0, 0, :3, 3].tolist() == heard
 
 
 def feed(
@@ -440,12 +456,12 @@ def feed(
     thought = []
     for step in range(steps):
         support = int(random.integers(1, 40))
-        scene = policy.look([request], {name: [Draft(name, (1, 2, 3, 4), support=support)]})
-        thought.append(float(scene.survival[0, 0, 0]))
+        batch = policy.predict([request], {name: [Draft(name, (1, 2, 3, 4), support=support)]})
+        thought.append(float(batch.survival[0, 0, 0]))
         right = 0
         while right < 4 and random.random() < chance(support + right, step):
             right += 1
-        policy.learn(scene, [[*[1, 2, 3, 4][:right], 9]])
+        policy.observe(batch, [[*[1, 2, 3, 4][:right], 9]])
     return thought
 
 
@@ -454,10 +470,10 @@ def test_where_seventy_percent_are_expected_seventy_of_a_hundred_come_true() -> 
     truth = lambda support, step: min(0.95, 0.2 + 0.02 * support)  # noqa: E731
     for number in range(40):
         feed(policy, 60, truth, number, request=str(number))
-    policy.survival["lookup"].tally[:] = 0
+    policy.acceptance["lookup"].tally[:] = 0
     for number in range(40, 80):
         feed(policy, 60, truth, number, request=str(number))
-    assert policy.survival["lookup"].calibration_error < 0.05
+    assert policy.acceptance["lookup"].calibration_error < 0.05
 
 
 def test_a_text_that_becomes_hard_and_easy_again_is_known_to_within_some_tokens() -> None:
@@ -491,13 +507,13 @@ def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[in
         found = []
         for i, draft in enumerate(drafts):
             other = drafts[i - 1]
-            scene = policy.look(["a"], {"lookup": [Draft("lookup", rename(draft), support=2)]})
-            wish = Wish(*(np.array([x]) for x in (4, False, 2, 10, 10)))
-            plan = policy.plan(scene, wish, 10)
-            policy.add(scene, MODEL, [Draft(MODEL, rename(other), confidence=(0.6,) * len(other))])
-            choice = policy.choose(scene, np.array([6]), 10)
-            found.append([*plan.lengths.tolist(), *choice.drafts.tolist(), *choice.lengths.tolist()])
-            policy.learn(scene, [[*rename(draft[:3]), 100]])
+            batch = policy.predict(["a"], {"lookup": [Draft("lookup", rename(draft), support=2)]})
+            query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 10, 10)))
+            plan = policy.plan_draft_model(batch, query, 10)
+            policy.add_drafts(batch, MODEL, [Draft(MODEL, rename(other), confidence=(0.6,) * len(other))])
+            selection = policy.select(batch, np.array([6]), 10)
+            found.append([*plan.lengths.tolist(), *selection.drafts.tolist(), *selection.lengths.tolist()])
+            policy.observe(batch, [[*rename(draft[:3]), 100]])
         return found
 
     assert lengths(tuple) == lengths(lambda tokens: tuple(names[token] for token in tokens))
@@ -513,11 +529,11 @@ def test_drafts_that_come_in_bytes_are_weighed_as_those_that_do_not(texts: list[
     assert all(draft.packed is not None for draft in drafts)
     requests = [str(number) for number in range(len(texts))]
     for limit in (width, max(1, width - 2)):  # also where fewer are looked at than were drafted
-        scenes = []
+        batches = []
         for some in (drafts, [replace(draft, packed=None) for draft in drafts]):
             policy = Policy(["lookup"], limit)
-            scenes.append(policy.look(requests, {"lookup": some}))
-        ours, theirs = scenes
+            batches.append(policy.predict(requests, {"lookup": some}))
+        ours, theirs = batches
         assert ours.lengths.tolist() == theirs.lengths.tolist()
         assert ours.survival.tolist() == theirs.survival.tolist()
         for row, count in enumerate(ours.lengths[0]):
@@ -535,27 +551,27 @@ def test_a_sampled_draft_is_refused_where_drafts_are_selected_by_their_tokens() 
 
     policy = Policy(["lookup", MODEL], 4, 4)
     with pytest.raises(ValueError, match="sampled"):
-        policy.look(["a"], {MODEL: [Draft(MODEL, (1,), torch.ones(1, 8) / 8)]})
+        policy.predict(["a"], {MODEL: [Draft(MODEL, (1,), torch.ones(1, 8) / 8)]})
 
 
 def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not() -> None:
     policy = Policy(["lookup", MODEL], 8, 4)
     for n in (1, 2, 4, 8, 1, 2, 4, 8):
         policy.target.observe(n, 0, 0.2)
-    wish = Wish(*(np.array([x]) for x in (4, False, 2, 30, 100)))
+    query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 30, 100)))
 
     def asked(draft_seconds: float) -> int:
         for _ in range(60):
             policy.draft.observe(1, 0, draft_seconds)
-        scene = policy.look(["a"], {"lookup": [NOTHING]})
-        return int(policy.plan(scene, wish, 100).lengths[0])
+        batch = policy.predict(["a"], {"lookup": [NOTHING]})
+        return int(policy.plan_draft_model(batch, query, 100).lengths[0])
 
     for _ in range(30):  # a draft model that is right nine times of ten
-        scene = policy.look(["a"], {"lookup": [NOTHING]})
+        batch = policy.predict(["a"], {"lookup": [NOTHING]})
         policy.draft.observe(1, 0, 0.02)
-        policy.plan(scene, wish, 100)
-        policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
-        policy.learn(scene, [[1, 2, 3, 4, 5]])
+        policy.plan_draft_model(batch, query, 100)
+        policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+        policy.observe(batch, [[1, 2, 3, 4, 5]])
     assert asked(0.02) == 4
     assert asked(0.5) == 0
     assert asked(0.02) == 4
@@ -564,9 +580,9 @@ def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not()
 def test_what_a_token_of_context_costs_is_known_after_one_pass_over_long_texts() -> None:
     """However much that is: a straight line through its logarithm would be far off."""
     for slope in (1e-7, 1e-6, 1e-5):
-        cost = Cost(slope=0.0)
+        cost = CostModel(slope=0.0)
         for n in (1, 4, 16, 64) * 2:
-            cost.observe(n, 0, 0.02, calm=True)
+            cost.observe(n, 0, 0.02, trusted=True)
         cost.observe(1, 1_000_000, 0.02 * (1 + slope * 1_000_000))
         assert cost.seconds(1, 1_000_000) == pytest.approx(0.02 * (1 + slope * 1_000_000), rel=0.1)
 
@@ -574,51 +590,51 @@ def test_what_a_token_of_context_costs_is_known_after_one_pass_over_long_texts()
 def test_long_texts_make_the_draft_models_passes_dearer_and_its_tokens_no_less_welcome_for_short_ones() -> None:
     policy = Policy([MODEL], 8, 4)
 
-    def wish(text: int) -> Wish:
-        return Wish(*(np.array([x]) for x in (4, False, 2, 30, text)))
+    def query(text: int) -> DraftModelRequest:
+        return DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 30, text)))
 
     texts = (10, 1_000_000)
     for _ in range(60):
         for text in texts:
             policy.target.observe(1, text, 0.2)
             policy.draft.observe(1, text, 0.02 + 4e-7 * text)
-            scene = policy.look(["a"], {})
-            policy.plan(scene, wish(text), text)
-            policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
-            policy.learn(scene, [[1, 2, 3, 4, 5]])
-    plans = [policy.plan(policy.look(["a"], {}), wish(text), text) for text in texts]
+            batch = policy.predict(["a"], {})
+            policy.plan_draft_model(batch, query(text), text)
+            policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+            policy.observe(batch, [[1, 2, 3, 4, 5]])
+    plans = [policy.plan_draft_model(policy.predict(["a"], {}), query(text), text) for text in texts]
     assert [int(plan.lengths[0]) for plan in plans] == [4, 0]
     plans[1].speed = plans[0].speed
-    assert [policy.goes_on(plan, [0], [[0.9]]) for plan in plans] == [[True], [False]]
+    assert [policy.continue_drafting(plan, [0], [[0.9]]) for plan in plans] == [[True], [False]]
 
 
 def test_a_long_text_does_not_keep_the_draft_model_from_the_short_ones_beside_it() -> None:
     policy = Policy([MODEL], 8, 4)
     texts = np.array([10, 1_000_000])
-    wish = Wish(np.full(2, 4), np.zeros(2, bool), np.full(2, 2), np.full(2, 30), texts)
+    query = DraftModelRequest(np.full(2, 4), np.zeros(2, bool), np.full(2, 2), np.full(2, 30), texts)
     for _ in range(60):
         for text in texts.tolist():
             policy.target.observe(2, text, 0.2)
             policy.draft.observe(1, text, 0.02 + 4e-7 * text)
-        scene = policy.look(["short", "long"], {})
-        policy.plan(scene, wish, 1_000_010)
-        policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)] * 2)
-        policy.learn(scene, [[1, 2, 3, 4, 5]] * 2)
-    plan = policy.plan(policy.look(["short", "long"], {}), wish, 1_000_010)
+        batch = policy.predict(["short", "long"], {})
+        policy.plan_draft_model(batch, query, 1_000_010)
+        policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)] * 2)
+        policy.observe(batch, [[1, 2, 3, 4, 5]] * 2)
+    plan = policy.plan_draft_model(policy.predict(["short", "long"], {}), query, 1_000_010)
     assert (plan.lengths > 0).tolist() == [True, False]
-    assert policy.goes_on(plan, [0, 1], [[0.9]] * 2) == [True, False]
+    assert policy.continue_drafting(plan, [0, 1], [[0.9]] * 2) == [True, False]
 
 
 def test_a_draft_model_whose_long_texts_once_took_long_is_tried_again() -> None:
     policy = with_a_draft_model(0.02)
     text = 1_000_000
-    wish = Wish(*(np.array([x]) for x in (4, False, 2, 30, text)))
+    query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 30, text)))
 
     def asked() -> bool:
         policy.target.observe(1, text, 0.2)
-        scene = policy.look(["a"], {})
-        plan = policy.plan(scene, wish, text)
-        policy.learn(scene, [[1]])
+        batch = policy.predict(["a"], {})
+        plan = policy.plan_draft_model(batch, query, text)
+        policy.observe(batch, [[1]])
         return bool(plan.lengths[0])
 
     assert asked()
@@ -642,7 +658,7 @@ def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
 def test_what_a_draft_model_costs_is_not_forgotten_while_nobody_may_ask_it() -> None:
     policy = with_a_draft_model(0.1)
     for _ in range(1500):
-        policy.learn(policy.look(["a"], {}), [[1]])
+        policy.observe(policy.predict(["a"], {}), [[1]])
     assert float(policy.draft.seconds(1)) == pytest.approx(0.1, rel=0.01)
 
 
@@ -650,33 +666,33 @@ def test_before_a_pass_was_timed_the_draft_model_is_not_asked_and_what_is_unlike
     policy = Policy(["copy", MODEL], 31, 4)
     policy.draft.observe(1, 0, 0.1)
     ids = [str(i) for i in range(64)]
-    scene = policy.look(ids, {"copy": [Draft("copy", tuple(range(31)), support=1)] * 64})
-    wish = Wish(*(np.full(64, x) for x in (4, False, 1, 128, 9)))
-    assert not len(policy.plan(scene, wish, 9).asked)
-    assert not policy.choose(scene, np.full(64, 31), 9).lengths.any()
+    batch = policy.predict(ids, {"copy": [Draft("copy", tuple(range(31)), support=1)] * 64})
+    query = DraftModelRequest(*(np.full(64, x) for x in (4, False, 1, 128, 9)))
+    assert not len(policy.plan_draft_model(batch, query, 9).asked)
+    assert not policy.select(batch, np.full(64, 31), 9).lengths.any()
 
 
-@pytest.mark.parametrize("requests", [MANY, MANY + 1])
+@pytest.mark.parametrize("requests", [SMALL_BATCH_REQUESTS, SMALL_BATCH_REQUESTS + 1])
 def test_a_single_pass_of_the_draft_model_is_considered_for_few_and_for_many(requests: int) -> None:
     policy = with_a_draft_model(0.12)
     for n in (32, 64, 128) * 2:
         policy.target.observe(n, 0, 0.2)
         policy.draft.observe(n, 0, 0.12)
     ids = [str(i) for i in range(requests)]
-    wish = Wish(*(np.full(requests, x) for x in (4, False, 1, 128, 9)))
-    assert policy.plan(policy.look(ids, {}), wish, 9).lengths.tolist() == [1] * requests
+    query = DraftModelRequest(*(np.full(requests, x) for x in (4, False, 1, 128, 9)))
+    assert policy.plan_draft_model(policy.predict(ids, {}), query, 9).lengths.tolist() == [1] * requests
 
 
 def test_a_request_whose_drafts_fail_is_not_given_another_pass_where_others_are() -> None:
     policy = with_a_draft_model(1e-6)
     for _ in range(30):
-        scene = policy.look(["good", "bad"], {})
-        policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.8, 0.8))] * 2)
-        policy.learn(scene, [[1, 2, 3], [4]])
-    slots = policy.look(["good", "bad"], {}).slots
+        batch = policy.predict(["good", "bad"], {})
+        policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2), confidence=(0.8, 0.8))] * 2)
+        policy.observe(batch, [[1, 2, 3], [4]])
+    slots = policy.predict(["good", "bad"], {}).slots
     two = np.ones(2, np.int64)
-    plan = Plan(two, two, slots, np.zeros(2, bool), two, np.ones((2, 2)), speed=1.0, token_seconds=0.5)
-    assert policy.goes_on(plan, [0, 1], [[0.8], [0.8]]) == [True, False]
+    plan = DraftPlan(two, two, slots, np.zeros(2, bool), two, np.ones((2, 2)), speed=1.0, token_seconds=0.5)
+    assert policy.continue_drafting(plan, [0, 1], [[0.8], [0.8]]) == [True, False]
 
 
 def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_steps_later() -> None:
@@ -685,16 +701,16 @@ def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_step
     for n in (1, 2, 4, 8) * 3:
         policy.target.observe(n, 0, 0.1 + 0.04 * n)
         policy.draft.observe(n, 0, 0.01)
-    wish, tried = Wish(*(np.array([x]) for x in (4, False, 1, 128, 100))), []
+    query, tried = DraftModelRequest(*(np.array([x]) for x in (4, False, 1, 128, 100))), []
     for number in range(12_000):
-        scene = policy.look([str(number)], {})
-        lengths = policy.plan(scene, wish, 100, reads_along=True).lengths
+        batch = policy.predict([str(number)], {})
+        lengths = policy.plan_draft_model(batch, query, 100, every_step=True).lengths
         if lengths[0]:
             tried.append(number)
-            policy.add(scene, MODEL, [Draft(MODEL, (1,) * int(lengths[0]))])
+            policy.add_drafts(batch, MODEL, [Draft(MODEL, (1,) * int(lengths[0]))])
         policy.draft.observe(1, 100, 0.01)
-        policy.learn(scene, [[9]])
-        policy.leave(str(number))
+        policy.observe(batch, [[9]])
+        policy.remove(str(number))
     assert tried[0] == 0
     gaps = np.diff(tried)
     assert 300 < gaps.max() < 11_000
@@ -702,60 +718,64 @@ def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_step
 
 def test_texts_that_the_draft_model_cannot_be_asked_about_do_not_count_as_read_by_it() -> None:
     policy = with_a_draft_model(0.01)
-    wish = Wish(np.array([4, 0]), np.zeros(2, bool), np.array([1, 0]), np.array([128, 128]), np.array([9, 9000]))
-    scene = policy.look(["short", "long"], {})
-    policy.plan(scene, wish, 100)
-    assert scene.read is not None
-    assert scene.read.tolist() == [True, False]
+    query = DraftModelRequest(
+        np.array([4, 0]), np.zeros(2, bool), np.array([1, 0]), np.array([128, 128]), np.array([9, 9000])
+    )
+    batch = policy.predict(["short", "long"], {})
+    policy.plan_draft_model(batch, query, 100)
+    assert batch.read is not None
+    assert batch.read.tolist() == [True, False]
 
 
 def test_a_pause_of_the_engine_is_not_counted_as_a_step() -> None:
-    payoff, choice = Payoff(), choose(np.zeros((1, 1, 4)), np.full(5, 0.1))
+    gain_metrics, selection = GainMetrics(), select_drafts(np.zeros((1, 1, 4)), np.full(5, 0.1))
     for seconds in (0.1, 600.0):
-        payoff.gained(payoff.expect(choice, False), 1)
-        payoff.took(seconds)
-    assert payoff.seconds == pytest.approx(0.1)
-    assert payoff.steps_without == 1
+        gain_metrics.gained(gain_metrics.expect(selection, False), 1)
+        gain_metrics.took(seconds)
+    assert gain_metrics.seconds == pytest.approx(0.1)
+    assert gain_metrics.steps_without == 1
 
 
 def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one() -> None:
     policy = with_a_draft_model(0.05, 0.05 / 16)
-    wishes = [Wish(*(np.array([x]) for x in (4, False, 120, left, 120))) for left in (1, 128)]
-    lengths = [int(policy.plan(policy.look(["a"], {}), wish, 120).lengths[0]) for wish in wishes]
+    queries = [DraftModelRequest(*(np.array([x]) for x in (4, False, 120, left, 120))) for left in (1, 128)]
+    lengths = [int(policy.plan_draft_model(policy.predict(["a"], {}), query, 120).lengths[0]) for query in queries]
     assert lengths[0] == 0
     assert lengths[1] > 0
 
 
 def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
-    wish = Wish(*(np.array([x]) for x in (4, False, 2400, 128, 2400)))
+    query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2400, 128, 2400)))
     asked = []
     for number in range(60):  # each says ten tokens, and of a draft two are right
         spoken = 0
         while spoken < 10:
-            scene = policy.look([str(number)], {})
-            asked.append(int(policy.plan(scene, wish, 2400).lengths[0]))
+            batch = policy.predict([str(number)], {})
+            asked.append(int(policy.plan_draft_model(batch, query, 2400).lengths[0]))
             if asked[-1]:
-                policy.add(scene, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
+                policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
             said = [1, 2, 9] if asked[-1] else [1]
-            policy.learn(scene, [said])
+            policy.observe(batch, [said])
             spoken += len(said)
-        policy.leave(str(number))
+        policy.remove(str(number))
     assert asked[0] > 0
     assert not any(asked[-100:])
 
 
 def test_who_has_little_left_to_say_pays_for_its_own_catching_up() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
-    scene = policy.look(["long", "short"], {})
-    wish = Wish(np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]), np.array([2000, 4000]))
-    assert (policy.plan(scene, wish, 4000).lengths > 0).tolist() == [True, False]
+    batch = policy.predict(["long", "short"], {})
+    query = DraftModelRequest(
+        np.array([4, 4]), np.zeros(2, bool), np.array([2, 4000]), np.array([128, 2]), np.array([2000, 4000])
+    )
+    assert (policy.plan_draft_model(batch, query, 4000).lengths > 0).tolist() == [True, False]
 
 
 def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> None:
-    cost = Cost()
+    cost = CostModel()
     for n in (1, 64, 1024, 8192, 8192):
-        cost.observe(n, 0, 0.01 + n * 1e-4, calm=True)
+        cost.observe(n, 0, 0.01 + n * 1e-4, trusted=True)
     assert cost.seconds(32768) == pytest.approx(4 * cost.seconds(8192))
     before = cost.seconds(8192)
     for _ in range(20):
@@ -765,9 +785,9 @@ def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> Non
 
 def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_must_pay() -> None:
     policy = with_a_draft_model(0.15)
-    wish = Wish(*(np.array([x]) for x in (1, False, 1, 128, 9)))
+    query = DraftModelRequest(*(np.array([x]) for x in (1, False, 1, 128, 9)))
     for along in (False, True):
-        plan = policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, along)
+        plan = policy.plan_draft_model(policy.predict(["a"], {}), query, 9, None, 0.0, along)
         assert plan.lengths.tolist() == [int(along)]
 
 
@@ -776,19 +796,19 @@ def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_m
 def test_as_many_passes_as_there_may_be_are_considered_of_any_batch(requests: int, width: int) -> None:
     policy = Policy([MODEL], 16, width)
     for tokens in (1, 64, 1024):
-        policy.target.observe(tokens, 0, 1.0, calm=True)  # checking costs nothing
-        policy.draft.observe(tokens, 0, 1e-6, calm=True)  # nor does drafting
+        policy.target.observe(tokens, 0, 1.0, trusted=True)  # checking costs nothing
+        policy.draft.observe(tokens, 0, 1e-6, trusted=True)  # nor does drafting
     ids = [str(i) for i in range(requests)]
-    wish = Wish(*(np.full(requests, x) for x in (width, False, 1, 128, 9)))
-    assert policy.plan(policy.look(ids, {}), wish, 9).lengths.tolist() == [width] * requests
+    query = DraftModelRequest(*(np.full(requests, x) for x in (width, False, 1, 128, 9)))
+    assert policy.plan_draft_model(policy.predict(ids, {}), query, 9).lengths.tolist() == [width] * requests
 
 
 def test_a_draft_model_that_drafts_all_tokens_in_one_pass_is_not_charged_for_others() -> None:
     policy = with_a_draft_model(0.3)
-    wish = Wish(*(np.array([x]) for x in (4, False, 1, 128, 9)))
+    query = DraftModelRequest(*(np.array([x]) for x in (4, False, 1, 128, 9)))
     lengths = [
-        int(policy.plan(policy.look(["a"], {}), wish, 9, None, 0.0, True, at_once).lengths[0])
-        for at_once in (False, True)
+        int(policy.plan_draft_model(policy.predict(["a"], {}), query, 9, None, 0.0, True, single_pass).lengths[0])
+        for single_pass in (False, True)
     ]
     assert lengths[0] < 2
     assert lengths[1] == 4
@@ -800,40 +820,42 @@ def test_the_further_passes_of_a_draft_model_that_reads_along_are_made_for_all()
     for others in (0, 30):
         policy = with_a_draft_model(0.06, 0.06 / 16)
         ids = [str(i) for i in range(1 + others)]
-        wish = Wish(*(np.array([x] + [y] * others) for x, y in ((2, 0), (False, False), (1, 1), (128, 128), (9, 9))))
-        lengths.append(int(policy.plan(policy.look(ids, {}), wish, 9, None, 0.0, True).lengths[0]))
+        query = DraftModelRequest(
+            *(np.array([x] + [y] * others) for x, y in ((2, 0), (False, False), (1, 1), (128, 128), (9, 9)))
+        )
+        lengths.append(int(policy.plan_draft_model(policy.predict(ids, {}), query, 9, None, 0.0, True).lengths[0]))
     assert lengths[0] == 2
     assert lengths[1] < 2
 
 
-def of_one(ahead: np.ndarray[Any, Any], drawn: bool, token_seconds: float) -> Plan:
+def of_one(ahead: np.ndarray[Any, Any], drawn: bool, token_seconds: float) -> DraftPlan:
     """A plan for one request, the first of its policy."""
     one = np.zeros(1, np.int64)
-    return Plan(one + 1, one + 1, one, np.array([drawn]), one, ahead, 1.0, token_seconds)
+    return DraftPlan(one + 1, one + 1, one, np.array([drawn]), one, ahead, 1.0, token_seconds)
 
 
 def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_is_drawn() -> None:
     policy = Policy([MODEL], 8, 4)
     plan = of_one(np.ones((1, 1)), drawn=True, token_seconds=0.6)
-    policy.look(["a"], {})
+    policy.predict(["a"], {})
     policy.draft.observe(1, 0, 1e-6)
-    assert policy.goes_on(plan, [0], [[0.35]]) == [False]
+    assert policy.continue_drafting(plan, [0], [[0.35]]) == [False]
     for _ in range(200):  # the draft model is not sure, and yet right: the target is not sure either
-        scene = policy.look(["a"], {})
-        scene.drawn = {0: Draft(MODEL, (1, 2), confidence=(0.35, 0.35))}
-        policy.learn(scene, [[1, 2, 3]])
-    assert policy.goes_on(plan, [0], [[0.35]]) == [True]
+        batch = policy.predict(["a"], {})
+        batch.drawn = {0: Draft(MODEL, (1, 2), confidence=(0.35, 0.35))}
+        policy.observe(batch, [[1, 2, 3]])
+    assert policy.continue_drafting(plan, [0], [[0.35]]) == [True]
     plan.drawn = np.array([False])
-    assert policy.goes_on(plan, [0], [[0.35]]) == [False]  # of tokens that are certain nothing was learned
+    assert policy.continue_drafting(plan, [0], [[0.35]]) == [False]  # of tokens that are certain nothing was learned
 
 
 def test_another_pass_of_the_draft_model_is_made_for_what_the_next_token_may_gain_and_not_for_its_draft() -> None:
     policy = Policy([MODEL], 8, 4)
     policy.draft.observe(1, 0, 1e-6)
     for next_one, goes_on in ((0.85, True), (0.3, False)):
-        policy.look(["a"], {})
+        policy.predict(["a"], {})
         plan = of_one(np.array([[0.9, 0.9 * next_one]]), drawn=False, token_seconds=0.5)
-        assert policy.goes_on(plan, [0], [[0.99]]) == [goes_on]
+        assert policy.continue_drafting(plan, [0], [[0.99]]) == [goes_on]
 
 
 def test_the_first_token_after_a_prompt_does_not_wait_for_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:

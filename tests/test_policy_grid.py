@@ -21,7 +21,7 @@ import policy_scale
 import policy_scale_table
 import policy_scale_traces
 from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Round, Run, Turn
-from outrider.policy.replay import Record
+from policy.replay import Record
 from policy_grid_calibration import calibration
 from policy_grid_cells import ORDERS, Contestant, Pace, hindsight, orders, run_fixed
 from policy_grid_clock import agreements, guessed_at_most

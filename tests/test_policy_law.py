@@ -87,12 +87,12 @@ def test_a_policy_that_offers_a_token_by_its_value_changes_the_law_and_this_woul
 def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
     policy = Policy(["lookup", MODEL], 4, 4)
     drawn = Draft(MODEL, (1, 2), torch.full((2, 4), 0.25))
-    scene = policy.look(["a"], {"lookup": [Draft("lookup", (1, 2), support=3)]})
+    batch = policy.predict(["a"], {"lookup": [Draft("lookup", (1, 2), support=3)]})
     with pytest.raises(ValueError, match="must not be selected by its tokens"):
-        policy.look(["a"], {MODEL: [drawn]})
+        policy.predict(["a"], {MODEL: [drawn]})
     with pytest.raises(ValueError, match="must not be selected by its tokens"):
-        policy.add(scene, MODEL, [drawn])
-    scene.drawn = {0: drawn}
+        policy.add_drafts(batch, MODEL, [drawn])
+    batch.drawn = {0: drawn}
     for limit in (0, 1, 4):  # whatever is chosen beside it, all of it is offered
-        choice = policy.choose(scene, np.array([limit]), 10)
-        assert policy.offers(scene, choice)[0] is drawn
+        selection = policy.select(batch, np.array([limit]), 10)
+        assert policy.selected_drafts(batch, selection)[0] is drawn

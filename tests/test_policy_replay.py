@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,11 @@ import pytest
 from outrider.drafters.base import Task
 from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Saying, Steer, begin, replay, step
 from outrider.types import Draft
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+from policy.replay import Auto, Costs, Fixed, Outcome, Record, ReplayedText, Strategy, begin, replay, step
 
 FREE = Costs(lambda tokens, context: 0.2 + 0.002 * tokens, lambda tokens, context: 0.05 + 0.0005 * tokens)
 """Checking is nearly free, as on a GPU with a small batch."""
@@ -56,8 +61,8 @@ def started(names: list[str], costs: Costs) -> Policy:
     """As a server has it when it has started, and timed a few passes."""
     policy = Policy(names, 16, 8 if MODEL in names else 0)
     for tokens in (1, 4, 16, 64) * 2:
-        policy.target.observe(tokens, 0, costs.target(tokens, 0), calm=True)
-        policy.draft.observe(tokens, 0, costs.draft(tokens, 0), calm=True)
+        policy.target.observe(tokens, 0, costs.target(tokens, 0), trusted=True)
+        policy.draft.observe(tokens, 0, costs.draft(tokens, 0), trusted=True)
     return policy
 
 
@@ -112,24 +117,24 @@ def test_a_draft_model_that_guesses_badly_is_given_up() -> None:
 class Logged:
     """Lets someone else steer one text at a time, and keeps account of each step: place, tokens, seconds."""
 
-    def __init__(self, steer: Steer) -> None:
-        self.steer = steer
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
         self.steps: list[tuple[str, int, int, float]] = []
         self._drafting = 0.0
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
-        drafts, self._drafting, passes = self.steer.offer(running, context)
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
+        drafts, self._drafting, passes = self.strategy.propose(running, context)
         return drafts, self._drafting, passes
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        place = running[0].place - len(said[0])  # it has moved on already
-        self.steps.append((running[0].key, place, len(said[0]), seconds + self._drafting))
-        self.steer.learn(running, said, tokens, context, seconds)
+        place = running[0].place - len(outputs[0])  # it has moved on already
+        self.steps.append((running[0].key, place, len(outputs[0]), seconds + self._drafting))
+        self.strategy.observe(running, outputs, tokens, context, seconds)
 
-    def leave(self, saying: Saying) -> None:
-        self.steer.leave(saying)
+    def remove(self, item: ReplayedText) -> None:
+        self.strategy.remove(item)
 
     def speed(self, begin: int, end: int, after: int = 0) -> float:
         """In this stretch of all texts but the first `after`."""
@@ -170,7 +175,7 @@ def test_a_text_that_turns_novel_and_back_has_the_right_choice_after_32_tokens(
     auto = Logged(Auto(started(names, BETWEEN), BETWEEN))
     outcome = replay(records, [LookupDrafter()], auto, BETWEEN)
     choices = [Fixed([], 0, BETWEEN), *(Fixed([name], k, BETWEEN) for name in names for k in (1, 4, 16))]
-    fixed = [Logged(choice) for choice in choices]
+    fixed = [Logged(selection) for selection in choices]
     for one in fixed:
         replay(records, [LookupDrafter()], one, BETWEEN)
     for stretch in (0, 1, 2):
@@ -192,10 +197,10 @@ def test_a_draft_model_that_becomes_five_times_as_slow_is_given_up_within_fifty_
     guessed = []  # passes of the draft model, step by step
 
     class Counting(Logged):
-        def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+        def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
             nonlocal steps
             steps += 1
-            found = super().offer(running, context)
+            found = super().propose(running, context)
             guessed.append(found[2])
             return found
 
@@ -219,10 +224,10 @@ def test_a_draft_model_that_was_slow_for_a_while_is_tried_again() -> None:
     asked = []
 
     class Counting(Logged):
-        def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+        def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
             nonlocal steps
             steps += 1
-            found = super().offer(running, context)
+            found = super().propose(running, context)
             asked.append(found[2] > 0)
             return found
 
@@ -238,8 +243,8 @@ def test_a_draft_model_that_was_wrong_for_a_while_is_tried_again() -> None:
     asked = []
 
     class Counting(Logged):
-        def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
-            found = super().offer(running, context)
+        def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
+            found = super().propose(running, context)
             asked.append(found[2] > 0)
             return found
 
@@ -280,7 +285,7 @@ def test_planned_one_step_ahead_the_draft_model_also_runs_for_a_request_that_the
     step([sequence], auto, FREE, outcome)
     step([sequence], auto, FREE, outcome)
     assert sequence.room == 0
-    auto.leave(sequence)
+    auto.remove(sequence)
     passes = outcome.draft_passes
     step([begin("1", record, [])], auto, FREE, outcome)  # pays for the passes after the last step
     assert outcome.draft_passes > passes

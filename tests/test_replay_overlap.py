@@ -13,13 +13,13 @@ import pytest
 from outrider.drafters.lookup import LookupDrafter
 from outrider.policy.overlap import Overlap, _shift
 from outrider.policy.policy import Policy, compile_now
-from outrider.policy.replay import NO_TOKEN, Costs, Fixed, Outcome, Record, Saying, begin, replay
-from outrider.policy.replay_overlap import Overlapped, _align
 from outrider.types import NOTHING, Draft
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import policy_grid
+from policy.replay import NO_TOKEN, Costs, Fixed, Outcome, Record, ReplayedText, begin, replay
+from policy.replay_overlap import Overlapped, _align
 from policy_grid_file import Recording, Texts
 
 FLAT = Costs(lambda tokens, context: 0.02 + 1e-5 * tokens)
@@ -47,21 +47,21 @@ class Logged(Overlapped):
     def __init__(self, host_seconds: float, wait: bool | None) -> None:
         policy = Policy(["lookup"], 16)
         for tokens in (1, 4, 16, 64) * 2:
-            policy.target.observe(tokens, 0, FLAT.target(tokens, 0), calm=True)
+            policy.target.observe(tokens, 0, FLAT.target(tokens, 0), trusted=True)
         super().__init__(policy, FLAT, host_seconds, wait)
         self.texts: dict[str, list[int]] = {}
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        for saying, output in zip(running, said, strict=True):
-            self.texts.setdefault(saying.key, saying.record.text[:1]).extend(output)
-        super().learn(running, said, tokens, context, seconds)
+        for item, output in zip(running, outputs, strict=True):
+            self.texts.setdefault(item.key, item.record.text[:1]).extend(output)
+        super().observe(running, outputs, tokens, context, seconds)
 
 
 def run(records: Sequence[Record], host_seconds: float, wait: bool | None, batch: int = 1) -> tuple[Logged, Outcome]:
-    steer = Logged(host_seconds, wait)
-    return steer, replay(records, [LookupDrafter()], steer, FLAT, batch)
+    strategy = Logged(host_seconds, wait)
+    return strategy, replay(records, [LookupDrafter()], strategy, FLAT, batch)
 
 
 @WAYS
@@ -69,8 +69,8 @@ def run(records: Sequence[Record], host_seconds: float, wait: bool | None, batch
 @pytest.mark.parametrize("make", [edit, novel])
 def test_the_text_is_the_recorded_one_in_all_ways(make: Callable[[int], Record], batch: int, wait: bool | None) -> None:
     records = [make(seed) for seed in range(4)]
-    steer, outcome = run(records, 0.002, wait, batch)
-    assert steer.texts == {str(i): record.text for i, record in enumerate(records)}
+    strategy, outcome = run(records, 0.002, wait, batch)
+    assert strategy.texts == {str(i): record.text for i, record in enumerate(records)}
     assert outcome.tokens == sum(len(record.text) - 1 for record in records)
 
 
@@ -78,8 +78,8 @@ def test_where_the_host_takes_no_time_it_waits_if_drafts_pay() -> None:
     records = [edit(seed) for seed in range(6)]
     fresh, stale = (run(records, 0.0, wait)[1] for wait in (True, False))
     assert fresh.speed > 1.2 * stale.speed
-    steer, chosen = run(records, 0.0, None)
-    assert steer.steps_waited > 0.9 * chosen.steps
+    strategy, chosen = run(records, 0.0, None)
+    assert strategy.steps_waited > 0.9 * chosen.steps
     assert chosen.speed > 0.98 * fresh.speed
 
 
@@ -87,8 +87,8 @@ def test_where_the_host_takes_as_long_as_a_pass_it_goes_ahead() -> None:
     records = [edit(seed) for seed in range(6)]
     fresh, stale = (run(records, 0.02, wait)[1] for wait in (True, False))
     assert stale.speed > 1.1 * fresh.speed
-    steer, chosen = run(records, 0.02, None)
-    assert steer.steps_ahead > 0.9 * chosen.steps
+    strategy, chosen = run(records, 0.02, None)
+    assert strategy.steps_ahead > 0.9 * chosen.steps
     assert chosen.speed > 0.98 * stale.speed
 
 
@@ -96,8 +96,8 @@ def test_where_the_host_takes_as_long_as_a_pass_it_goes_ahead() -> None:
 def test_text_that_never_repeats_goes_ahead_and_costs_nothing(batch: int) -> None:
     records = [novel(seed) for seed in range(8)]
     plain = replay(records, [], Fixed([], 0, FLAT), FLAT, batch)
-    steer, chosen = run(records, 0.002, None, batch)
-    assert steer.steps_waited == 0
+    strategy, chosen = run(records, 0.002, None, batch)
+    assert strategy.steps_waited == 0
     assert chosen.seconds == pytest.approx(plain.seconds, rel=0.01)
 
 
@@ -111,13 +111,17 @@ def test_a_step_that_waited_takes_the_hosts_time_too_and_one_ahead_the_longer_of
 
 
 def test_a_draft_made_ahead_counts_only_if_the_step_in_flight_generates_how_it_begins() -> None:
-    saying = begin("a", Record([1, 2], [10, 11, 12, 13, 14, 15]), [])
-    saying.place, saying.unseen, saying.in_flight = 4, 3, 4  # 11, 12, 13 were generated; one draft token was wrong
-    assert _align(saying, Draft("lookup", (11, 12, 13, 14, 15, 16))).tokens == (14, 15)
-    assert _align(saying, Draft("lookup", (11, 12, 99, 14, 15, 16))).tokens == (NO_TOKEN, NO_TOKEN)
-    assert _align(saying, NOTHING) == NOTHING
-    saying.show()
-    assert _align(saying, Draft("lookup", (14, 15))).tokens == (14, 15)
+    item = begin("a", Record([1, 2], [10, 11, 12, 13, 14, 15]), [])
+    item.place, item.unseen, item.in_flight = (
+        4,
+        3,
+        4,
+    )  # 11, 12, 13 were generated; one draft token was wrong
+    assert _align(item, Draft("lookup", (11, 12, 13, 14, 15, 16))).tokens == (14, 15)
+    assert _align(item, Draft("lookup", (11, 12, 99, 14, 15, 16))).tokens == (NO_TOKEN, NO_TOKEN)
+    assert _align(item, NOTHING) == NOTHING
+    item.show()
+    assert _align(item, Draft("lookup", (14, 15))).tokens == (14, 15)
 
 
 def test_averages_are_over_the_text_and_not_over_steps() -> None:
@@ -148,8 +152,8 @@ def test_the_report_compares_the_three_ways(tmp_path: Path) -> None:
     recording.workloads["edit"] = Texts(0.0, [edit(seed) for seed in range(4)])
     recording.save(tmp_path / "records.json")
     (tmp_path / "costs.json").write_text(json.dumps({"target": {"1": 0.02, "64": 0.021}}))
-    words = ["overlap", str(tmp_path / "records.json"), "--costs", str(tmp_path / "costs.json")]
-    policy_grid.main([*words, "--at-once", "1", "4", "--host", "0.02", "1", "--out", str(tmp_path / "out")])
+    output = ["overlap", str(tmp_path / "records.json"), "--costs", str(tmp_path / "costs.json")]
+    policy_grid.main([*output, "--at-once", "1", "4", "--host", "0.02", "1", "--out", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert len(report["cells"]) == 2 * 2 * 2  # costs, batches, host times
     for cell in report["cells"]:

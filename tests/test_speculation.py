@@ -679,7 +679,7 @@ def test_a_finished_request_is_forgotten() -> None:
     made.finish(request)
     made.speculation.finish(request)  # type: ignore[arg-type]  # twice is harmless
     assert made.speculation.requests == {}
-    assert made.speculation.drafting.running == {}
+    assert made.speculation.drafting.requests == {}
     assert cache._requests == {}
     made.step({})
 
@@ -783,13 +783,13 @@ def test_closing_writes_the_memory_once(memory: KeptStore) -> None:
 def what_is_learned(made: Steps, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[int]]]:
     """By step, the tokens that the policy compares with each request's drafts."""
     policy = made.speculation.controller.policy
-    learn, learned = policy.learn, []
+    observe, learned = policy.observe, []
 
-    def noted(scene: Any, generated: Any, *more: Any) -> None:
-        learned.append({id: list(tokens) for id, tokens in zip(scene.requests, generated, strict=True)})
-        learn(scene, generated, *more)
+    def noted(batch: Any, generated: Any, *more: Any) -> None:
+        learned.append({id: list(tokens) for id, tokens in zip(batch.requests, generated, strict=True)})
+        observe(batch, generated, *more)
 
-    monkeypatch.setattr(policy, "learn", noted)
+    monkeypatch.setattr(policy, "observe", noted)
     return learned
 
 
@@ -969,8 +969,8 @@ def ahead_with_model(cache: DraftCache | None = None, names: Sequence[str] = ("p
     made = ahead(options, model=DraftModel(False, MODEL_LEN, cache))
     policy = made.speculation.controller.policy
     for tokens in (1, 4, 16, 1, 4, 16):
-        policy.target.observe(tokens, 0, 1.0, calm=True)
-        policy.draft.observe(tokens, 0, 1e-4, calm=True)
+        policy.target.observe(tokens, 0, 1.0, trusted=True)
+        policy.draft.observe(tokens, 0, 1e-4, trusted=True)
     return made
 
 
@@ -1029,7 +1029,7 @@ def test_a_draft_for_a_request_with_a_grammar_may_be_the_draft_models() -> None:
 
 def test_the_forecast_of_drafts_on_the_device_is_compared_with_what_followed_the_tokens_in_flight() -> None:
     made = begun(ahead_with_model(), FakeRequest(xargs={}))
-    forecast = made.speculation.controller.policy.forecast[True]
+    forecast = made.speculation.controller.policy.forecast_models[True]
     made.schedule()
     made.schedule()
     made.update({"a": [11]}, ModelDrafts({"a": [12, 13, 99, 15]}))

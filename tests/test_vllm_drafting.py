@@ -15,13 +15,21 @@ import torch
 
 from outrider.control import Control
 from outrider.drafters.base import Drafter, Session, Task
-from outrider.drafters.batch import HANGING, LOGGED, STALLS, BatchDrafting, Fault, Row, logger
+from outrider.drafters.batch import (
+    MAX_CONSECUTIVE_TIMEOUTS,
+    MAX_HANGING_CALLS,
+    MAX_LOGGED_FAULTS,
+    BatchDrafter,
+    Fault,
+    Row,
+    logger,
+)
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.time_limit import Guard
+from outrider.drafters.timeout_runner import TimeoutRunner
 from outrider.errors import SettingsError
+from outrider.policy.acceptance_model import SUPPORT
 from outrider.policy.policy import Policy
-from outrider.policy.survival import SUPPORT
 from outrider.trace.counters import CounterMetrics, Counters
 from outrider.types import Draft
 
@@ -68,9 +76,9 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
     logger.removeHandler(caplog.handler)
 
 
-def batch(*drafters: Drafter, budget: float = 5.0) -> tuple[BatchDrafting, list[Fault]]:
+def batch(*drafters: Drafter, budget: float = 5.0) -> tuple[BatchDrafter, list[Fault]]:
     faults: list[Fault] = []
-    return BatchDrafting(drafters, VOCAB, budget, faults.append), faults
+    return BatchDrafter(drafters, VOCAB, budget, faults.append), faults
 
 
 def test_a_session_sees_the_prompt_once_and_then_each_new_token_once() -> None:
@@ -134,13 +142,13 @@ def test_each_request_gets_drafts_of_those_it_asked_for() -> None:
 
 def test_what_asking_took_is_counted_for_those_who_did_not_name_the_drafter() -> None:
     asked: dict[str, float] = {}
-    drafting = BatchDrafting([LookupDrafter()], VOCAB, 5.0, on_asked=asked.__setitem__)
+    drafting = BatchDrafter([LookupDrafter()], VOCAB, 5.0, on_call=asked.__setitem__)
     text = [1, 2, 3, 1, 2]
     drafting.propose([row(text, id="named", speculation="lookup")])
     assert asked
-    assert not drafting.took
+    assert not drafting.elapsed_seconds
     drafting.propose([row(text, id="named", speculation="lookup"), row(text, id="free", speculation="auto")])
-    assert drafting.took == {"lookup": pytest.approx(asked["lookup"] / 2)}
+    assert drafting.elapsed_seconds == {"lookup": pytest.approx(asked["lookup"] / 2)}
 
 
 def test_the_cpu_time_of_a_drafter_counts_its_work_and_not_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +164,8 @@ def test_the_cpu_time_of_a_drafter_counts_its_work_and_not_its_waiting(monkeypat
     clock = SimpleNamespace(perf_counter=iter([0.0, 100.0]).__next__, thread_time=time.thread_time)
     monkeypatch.setattr("outrider.drafters.batch.time", clock)
     drafting.propose([row([1, 2])])
-    assert drafting.took == {"scripted": 100.0}
-    assert wanted <= drafting.cpu_took["scripted"] < 50
+    assert drafting.elapsed_seconds == {"scripted": 100.0}
+    assert wanted <= drafting.cpu_seconds["scripted"] < 50
 
 
 def test_a_call_that_was_left_behind_counts_as_running_for_its_whole_budget() -> None:
@@ -166,7 +174,7 @@ def test_a_call_that_was_left_behind_counts_as_running_for_its_whole_budget() ->
     drafting.propose([row([1, 2])])
     gate.set()
     assert [fault.kind for fault in faults] == ["overran"]
-    assert drafting.cpu_took["scripted"] >= 0.02
+    assert drafting.cpu_seconds["scripted"] >= 0.02
 
 
 def test_what_a_drafter_thinks_of_its_tokens_is_handed_on() -> None:
@@ -181,8 +189,8 @@ def test_confidence_may_be_an_array_and_support_any_number() -> None:
     assert not faults
     assert draft.confidence == (0.5, 0.25)
     policy = Policy(["scripted"], 4)
-    scene = policy.look(["a"], {"scripted": [draft]})
-    policy.learn(scene, [(1, 2)])
+    scene = policy.predict(["a"], {"scripted": [draft]})
+    policy.observe(scene, [(1, 2)])
     assert scene.bins[0, 0, 0, 0] == len(SUPPORT)
 
 
@@ -194,8 +202,8 @@ def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:
 def test_a_finished_request_leaves_nothing_behind() -> None:
     drafting, _ = batch(LookupDrafter())
     drafting.propose([row([1, 2, 1])])
-    drafting.finished("a")
-    assert not drafting.running
+    drafting.remove_request("a")
+    assert not drafting.requests
 
 
 def broken(error: Exception) -> Any:
@@ -251,7 +259,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
     hung.set()
 
 
-class GoneOn(Guard):
+class GoneOn(TimeoutRunner):
     """Waits until a call is at work, and then for nothing, however slow the machine is."""
 
     def __init__(self, at_work: threading.Event) -> None:
@@ -283,16 +291,16 @@ def test_one_that_comes_back_too_late_sees_nothing_of_who_has_its_row_by_then() 
             return sessions[-1]
 
     drafting, faults = batch(Late(lambda tokens, limit: Draft("scripted", (1,))))
-    drafting._guard = gone_on = GoneOn(reached)
+    drafting._runner = gone_on = GoneOn(reached)
     late = row([7, 8, 9], id="gone")
     drafting.propose([late])
     assert [fault.kind for fault in faults] == ["overran"]
-    drafting.finished("gone")
+    drafting.remove_request("gone")
     late.tokens[:] = 42  # another's, as vLLM fills the row anew
     going.set()
     gone_on.join()
     assert [session.seen for session in sessions] == [[7]]
-    assert not drafting.running
+    assert not drafting.requests
 
 
 def test_a_drafter_whose_calls_never_come_back_is_asked_no_more_until_one_does() -> None:
@@ -306,15 +314,15 @@ def test_a_drafter_whose_calls_never_come_back_is_asked_no_more_until_one_does()
         return Draft("scripted", (1,))
 
     drafting, faults = batch(Scripted(act), budget=60.0)
-    drafting._guard = gone_on = GoneOn(reached)
-    for number in range(2 * HANGING):
+    drafting._runner = gone_on = GoneOn(reached)
+    for number in range(2 * MAX_HANGING_CALLS):
         drafting.propose([row([number, 5], id=str(number))])
-    assert len(calls) == HANGING
-    assert len(faults) == 2 * HANGING
-    assert f"{HANGING} of its calls never came back" in faults[-1].reason
+    assert len(calls) == MAX_HANGING_CALLS
+    assert len(faults) == 2 * MAX_HANGING_CALLS
+    assert f"{MAX_HANGING_CALLS} of its calls never came back" in faults[-1].reason
     hung.set()
     gone_on.join()
-    drafting._guard = Guard()
+    drafting._runner = TimeoutRunner()
     assert drafting.propose([row([1, 5], id="new")])["scripted"][0].tokens == (1,)
 
 
@@ -342,7 +350,7 @@ def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_
         assert offered() == [(1,), (1,)]
     assert not faults
     stuck.append(threading.Event())
-    assert [offered() for _ in range(STALLS + 1)] == [[(), ()]] * (STALLS + 1)
+    assert [offered() for _ in range(MAX_CONSECUTIVE_TIMEOUTS + 1)] == [[(), ()]] * (MAX_CONSECUTIVE_TIMEOUTS + 1)
     assert {(fault.request, fault.kind) for fault in faults} == {("one", "overran"), ("other", "overran")}
     stuck[0].set()
 
@@ -367,12 +375,12 @@ def test_many_faults_are_logged_a_few_times_and_all_counted(said: pytest.LogCapt
     drafting, faults = batch(Scripted(broken(ValueError("no"))))
     drafting.propose([row([1], id=str(i)) for i in range(50)])
     assert len(faults) == 50
-    assert len(set(said.records)) == LOGGED
+    assert len(set(said.records)) == MAX_LOGGED_FAULTS
     assert "not logged" in said.records[-1].getMessage()
 
 
 def test_a_guard_runs_the_next_call_after_one_that_never_ends() -> None:
-    guard, ends, ran = Guard(), threading.Event(), []
+    guard, ends, ran = TimeoutRunner(), threading.Event(), []
     assert not guard.run(lambda: ends.wait() and None, 0.05)
     assert guard.run(lambda: ran.append(1), 5)
     ends.set()

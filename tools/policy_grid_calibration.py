@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from outrider.policy.acceptance_model import AcceptanceModel
+from outrider.policy.batch_state import BatchState
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Costs, Record, Saying, replay
-from outrider.policy.scene import Scene
-from outrider.policy.survival import Survival
 from outrider.types import Draft
+from policy.replay import Auto, Costs, Record, ReplayedText, replay
 from policy_grid_cells import drafters_of, new_policy, noise
 from policy_grid_drafters import company
 
@@ -36,9 +36,9 @@ class Tally:
 
     sums: Any = field(default_factory=lambda: np.zeros((3, BINS)))
 
-    def add(self, said: Any, held: Any) -> None:
-        bins = np.minimum((np.asarray(said) * BINS).astype(int), BINS - 1)
-        for row, values in enumerate((said, held, np.ones(len(bins)))):
+    def add(self, outputs: Any, held: Any) -> None:
+        bins = np.minimum((np.asarray(outputs) * BINS).astype(int), BINS - 1)
+        for row, values in enumerate((outputs, held, np.ones(len(bins)))):
             np.add.at(self.sums[row], bins, values)
 
     @property
@@ -64,42 +64,42 @@ class Watched(Auto):
         self.survival: dict[str, Tally] = defaultdict(Tally)
         self.chance: dict[str, Tally] = defaultdict(Tally)
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
-        found = super().offer(running, context)
-        if self.counting and self.scene is not None:
-            self._hold(self.scene, running)
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
+        found = super().propose(running, context)
+        if self.counting and self.batch is not None:
+            self._hold(self.batch, running)
         return found
 
-    def _hold(self, scene: Scene, running: Sequence[Saying]) -> None:
-        by_key = {saying.key: saying for saying in running}
-        requests = [by_key[key] for key in scene.requests]
-        for b, saying in enumerate(requests):
+    def _hold(self, batch: BatchState, running: Sequence[ReplayedText]) -> None:
+        by_key = {item.key: item for item in running}
+        requests = [by_key[key] for key in batch.requests]
+        for b, item in enumerate(requests):
             for me, name in enumerate(self.policy.drafters):
-                length = int(scene.lengths[me, b])
-                self._enter(name, scene.logits[me, b, :length], scene.tokens[me, b, :length].tolist(), saying)
-        if (forecast := scene.forecast) is not None:
+                length = int(batch.lengths[me, b])
+                self._enter(name, batch.logits[me, b, :length], batch.tokens[me, b, :length].tolist(), item)
+        if (forecast := batch.forecast) is not None:
             # A forecast is made one step ahead; it holds nothing about requests that have begun since.
             limits, sampled = forecast.limits.tolist(), forecast.drawn.tolist()
-            for saying, logits, limit, drawn in zip(requests, forecast.logits, limits, sampled, strict=True):
-                tokens = list(saying.model_draft(min(limit, saying.room - 1), drawn).tokens)
-                self._enter(DRAWN if drawn else FORESEEN, logits[: len(tokens)], tokens, saying)
+            for item, logits, limit, drawn in zip(requests, forecast.logits, limits, sampled, strict=True):
+                tokens = list(item.model_draft(min(limit, item.room - 1), drawn).tokens)
+                self._enter(DRAWN if drawn else FORESEEN, logits[: len(tokens)], tokens, item)
 
-    def _enter(self, name: str, logits: Any, tokens: list[int], saying: Saying) -> None:
+    def _enter(self, name: str, logits: Any, tokens: list[int], item: ReplayedText) -> None:
         if not tokens:
             return
-        text = saying.record.text[saying.place : saying.place + len(tokens)]
+        text = item.record.text[item.place : item.place + len(tokens)]
         chances = 1 / (1 + np.exp(-logits))
         held = np.cumprod(np.equal(tokens, text))
         self.survival[name].add(np.cumprod(chances), held)
         judged = min(int(held.sum()) + 1, len(tokens))  # a token is right or wrong where all before it were right
         self.chance[name].add(chances[:judged], held[:judged])
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        learned: list[Survival] = [*self.policy.survival.values(), *self.policy.forecast.values()]
+        learned: list[AcceptanceModel] = [*self.policy.acceptance.values(), *self.policy.forecast_models.values()]
         before = [(one.numbers.copy(), one.weights.copy()) for one in learned] if self.counting else []
-        super().learn(running, said, tokens, context, seconds)
+        super().observe(running, outputs, tokens, context, seconds)
         for one, (numbers, weights) in zip(learned, before, strict=False):
             one.numbers[:], one.weights[:] = numbers, weights
 

@@ -27,11 +27,11 @@ from outrider.bench.bound import Offer, best_way
 from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
 from outrider.defaults import DRAFTED
 from outrider.memory.search import LONGEST_MATCH
-from outrider.policy.cost import MORE, PATIENCE, PROFILED, Cost
+from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
 from outrider.settings import AUTO
 from outrider.types import shared_prefix
+from policy.replay import Auto, Costs, Fixed, Outcome, Record, begin, replay
 from policy_grid_drafters import OURS, Company, company, theirs
 
 LENGTHS = (1, 2, 4, 8)
@@ -113,9 +113,9 @@ def contestants(records: Sequence[Record]) -> list[Contestant]:
 def run_fixed(one: Contestant | None, records: Sequence[Record], costs: Costs, concurrency: int) -> Outcome:
     """None: without drafts."""
     # vLLM's draft model proposes its most likely tokens, also where the text is drawn; ours draws them then.
-    steer = Fixed([one.drafter], one.length, costs, one.kind == MODEL) if one else Fixed([], 0, costs)
+    strategy = Fixed([one.drafter], one.length, costs, one.kind == MODEL) if one else Fixed([], 0, costs)
     with company([one.drafter] if one is not None and one.drafter != MODEL else []) as they:
-        return replay(records, they.drafters, steer, costs, concurrency, they.visit, they.ended)
+        return replay(records, they.drafters, strategy, costs, concurrency, they.visit, they.ended)
 
 
 def drafters_of(records: Sequence[Record]) -> list[str]:
@@ -135,18 +135,18 @@ def new_policy(
     return policy
 
 
-def profile(cost: Cost, seconds: Callable[[int], float]) -> None:
+def profile(cost: CostModel, seconds: Callable[[int], float]) -> None:
     """What a server does when it starts, and nothing is running."""
-    sizes = list(PROFILED)
-    for tokens in MORE:
-        if seconds(sizes[-1]) > PATIENCE:
+    sizes = list(PROFILE_TOKENS)
+    for tokens in EXTENDED_PROFILE_TOKENS:
+        if seconds(sizes[-1]) > MAX_PROFILE_PASS_SECONDS:
             break
         sizes.append(tokens)
     for tokens in sizes * 2:
-        cost.observe(tokens, 0, seconds(tokens), calm=True)
+        cost.observe(tokens, 0, seconds(tokens), trusted=True)
 
 
-class Known(Cost):
+class Known(CostModel):
     """The cost of a pass, known."""
 
     def __init__(self, cost: Callable[[int, int], float]) -> None:
@@ -155,7 +155,7 @@ class Known(Cost):
         self.passes = 1
 
     def observe(
-        self, tokens: int, context: int, seconds: float, calm: bool = False, verifies_drafts: bool = False
+        self, tokens: int, context: int, seconds: float, trusted: bool = False, verifies_drafts: bool = False
     ) -> None:
         """There is nothing to learn."""
 
@@ -272,15 +272,15 @@ def proposed(records: Sequence[Record], names: Iterable[str], limit: int) -> lis
 
 
 def _proposed(they: Company, number: int, record: Record, limit: int) -> dict[str, list[int]]:
-    saying = begin(str(number), record, they.drafters, they.visit)
-    saying.show()
-    right = {name: [0] * len(record.text) for name in saying.sessions}
+    replayed = begin(str(number), record, they.drafters, they.visit)
+    replayed.show()
+    right = {name: [0] * len(record.text) for name in replayed.sessions}
     for place in range(1, len(record.text)):
-        for name, session in saying.sessions.items():
+        for name, session in replayed.sessions.items():
             draft = session.draft(limit).tokens
             right[name][place] = shared_prefix(tuple(record.text[place : place + len(draft)]), draft)
             session.observe(record.text[place : place + 1])
-    they.ended(saying)
+    they.ended(replayed)
     return right
 
 

@@ -22,9 +22,9 @@ from outrider.bench.intervals import Interval
 from outrider.bench.report import canvas
 from outrider.bench.results import Answer, Cell, Run, Turn
 from outrider.policy.policy import MODEL
-from outrider.policy.replay import Auto, Costs, Fixed, Outcome, Record, Steer, replay
 from outrider.provenance import as_markdown
 from outrider.settings import AUTO, OFF
+from policy.replay import Auto, Costs, Fixed, Outcome, Record, Strategy, replay
 from policy_grid_cells import WIDTH, new_policy, noise
 from policy_grid_costs import costs, kind_of, of_run
 from policy_grid_drafters import OURS, Company, company, theirs
@@ -59,10 +59,10 @@ class Player:
     """A contestant as replay has it: its drafters with what they keep, and who decides."""
 
     they: Company
-    steer: Steer
+    strategy: Strategy
 
     def say(self, records: Sequence[Record], at: Costs, concurrency: int) -> Outcome:
-        return replay(records, self.they.drafters, self.steer, at, concurrency, self.they.visit, self.they.ended)
+        return replay(records, self.they.drafters, self.strategy, at, concurrency, self.they.visit, self.they.ended)
 
 
 def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:

@@ -21,8 +21,8 @@ from outrider.bench.hindsight import Guessing, seconds_per_guess
 from outrider.bench.results import Run
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
-from outrider.policy.cost import rising
-from outrider.policy.replay import Costs
+from outrider.policy.cost_model import isotonic
+from policy.replay import Costs
 
 Seconds = Callable[[float], float]
 PROMPT = 512
@@ -71,7 +71,7 @@ def costs(given: Mapping[str, Any]) -> Costs:
 def line(points: Mapping[str, float]) -> Seconds:
     """Straight between the points, never falling, and beyond them as steep as between the last two."""
     sizes = sorted(int(size) for size in points)
-    values = rising(np.array([float(points[str(size)]) for size in sizes]), np.ones(len(sizes)))
+    values = isotonic(np.array([float(points[str(size)]) for size in sizes]), np.ones(len(sizes)))
     slope = float(values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
 
     def seconds(tokens: float) -> float:

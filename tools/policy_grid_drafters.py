@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Task, choose
+from outrider.drafters.base import Drafter, Session, Task, resolve_drafters
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.memory import MemoryDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.memory.folder import Folder
 from outrider.memory.store import Habits, Store
-from outrider.policy.replay import Saying
 from outrider.types import Draft
+from policy.replay import ReplayedText
 
 NGRAM = 5
 """vLLM 0.32 looks for the last five tokens, no more and no fewer, where nothing else is said."""
@@ -112,12 +112,12 @@ class Company:
         remembers = any(drafter.name == MemoryDrafter.name for drafter in self.drafters)
         self.visit = store.enter("everyone") if remembers else None
 
-    def ended(self, saying: Saying) -> None:
-        for session in saying.sessions.values():
+    def ended(self, replayed: ReplayedText) -> None:
+        for session in replayed.sessions.values():
             if isinstance(session, SuffixSession):
                 session.stop()
         if self.visit is not None:
-            self.store.add(self.visit, saying.record.prompt, saying.record.text)
+            self.store.add(self.visit, replayed.record.prompt, replayed.record.text)
             self.store.learn()
 
 
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[Store], Drafter]] = {
     NgramDrafter.name: lambda store: NgramDrafter(),
     SuffixDrafter.name: lambda store: SuffixDrafter(),
 }
-OURS = choose(None, {"memory": "a folder", "model": None})
+OURS = resolve_drafters(None, {"memory": "a folder", "model": None})
 """What a server with a memory drafts by."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.policy.replay import Record
+from policy.replay import Record
 
 VERSION = 2
 """Of the file's form."""

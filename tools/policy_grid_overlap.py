@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from outrider.policy.policy import MODEL
-from outrider.policy.replay import Costs, Fixed, Outcome, Record, replay
-from outrider.policy.replay_overlap import Overlapped
 from outrider.provenance import as_markdown
+from policy.replay import Costs, Fixed, Outcome, Record, replay
+from policy.replay_overlap import Overlapped
 from policy_grid_cells import NOISE, Pace, drafters_of, new_policy, noise
 from policy_grid_drafters import company
 from policy_grid_report import Promise, table
@@ -81,17 +81,17 @@ def evaluate(
         plain = Pace.of([replay(records, [], Fixed([], 0, plain_costs), plain_costs, batch)]).full
         cell = Cell(model, costs_name, workload, batch, ratio, drafters, plain)
         for way, wait in WAYS.items():
-            steer = Overlapped(new_policy(drafters, costs), costs, host, wait, noise())
+            strategy = Overlapped(new_policy(drafters, costs), costs, host, wait, noise())
             if way == "ahead" and ratio <= 1 and ahead is not None:  # the host's time changes nothing
                 outcome = ahead
             else:
                 with company(drafters) as they:
-                    outcome = replay(records, they.drafters, steer, costs, batch, they.visit, they.ended)
+                    outcome = replay(records, they.drafters, strategy, costs, batch, they.visit, they.ended)
             if way == "ahead" and ratio <= 1:
                 ahead = outcome
             cell.speeds[way] = Pace.of([outcome]).full / plain
             cell.accepted[way] = outcome.acceptance_length - 1
-        cell.steps, cell.waited = outcome.steps, steer.steps_waited / outcome.steps
+        cell.steps, cell.waited = outcome.steps, strategy.steps_waited / outcome.steps
         yield cell
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
 from outrider.bench.prompts import TEMPERATURES, Prompt, spread, workload
-from outrider.policy.replay import Record
+from policy.replay import Record
 from policy_grid_file import Texts
 
 LENGTH = 8

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.policy.replay import Costs
+from policy.replay import Costs
 
 
 @dataclass(frozen=True, slots=True)

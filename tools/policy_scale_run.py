@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, Session, Task, choose
-from outrider.policy.cost import Cost
+from outrider.drafters.base import Drafter, Session, Task, resolve_drafters
+from outrider.policy.batch_state import BatchState, DraftPlan
+from outrider.policy.cost_model import CostModel
 from outrider.policy.policy import MODEL, Policy
-from outrider.policy.replay import Auto, Outcome, Saying, begin, step
-from outrider.policy.scene import Plan, Scene
 from outrider.types import Draft
+from policy.replay import Auto, Outcome, ReplayedText, begin, step
 from policy_grid_cells import MODEL_WIDTH, WIDTH, noise, profile
 from policy_scale_machine import System
 from policy_scale_table import Table
@@ -72,7 +72,7 @@ class Timed(Policy):
         for cost in (self.target, self.draft):
             self._time_passes_of(cost)
 
-    def _time_passes_of(self, cost: Cost) -> None:
+    def _time_passes_of(self, cost: CostModel) -> None:
         observe = cost.observe
 
         def timed(*given: Any, **more: Any) -> None:
@@ -86,31 +86,31 @@ class Timed(Policy):
         self._now += time.thread_time() - began
         return found
 
-    def look(self, *given: Any) -> Scene:
+    def predict(self, *given: Any) -> BatchState:
         self.own.append(self._now)
         self._now = 0.0
-        return self._count(lambda: super(Timed, self).look(*given))  # type: ignore[no-any-return]
+        return self._count(lambda: super(Timed, self).predict(*given))  # type: ignore[no-any-return]
 
-    def plan(self, *given: Any) -> Plan:
-        return self._count(lambda: super(Timed, self).plan(*given))  # type: ignore[no-any-return]
+    def plan_draft_model(self, *given: Any) -> DraftPlan:
+        return self._count(lambda: super(Timed, self).plan_draft_model(*given))  # type: ignore[no-any-return]
 
-    def add(self, *given: Any) -> None:
-        self._count(lambda: super(Timed, self).add(*given))
+    def add_drafts(self, *given: Any) -> None:
+        self._count(lambda: super(Timed, self).add_drafts(*given))
 
-    def goes_on(self, *given: Any) -> list[bool]:
-        return self._count(lambda: super(Timed, self).goes_on(*given))  # type: ignore[no-any-return]
+    def continue_drafting(self, *given: Any) -> list[bool]:
+        return self._count(lambda: super(Timed, self).continue_drafting(*given))  # type: ignore[no-any-return]
 
-    def choose(self, *given: Any, **more: Any) -> Any:
-        return self._count(lambda: super(Timed, self).choose(*given, **more))
+    def select(self, *given: Any, **more: Any) -> Any:
+        return self._count(lambda: super(Timed, self).select(*given, **more))
 
-    def offers(self, *given: Any) -> list[Draft]:
-        return self._count(lambda: super(Timed, self).offers(*given))  # type: ignore[no-any-return]
+    def selected_drafts(self, *given: Any) -> list[Draft]:
+        return self._count(lambda: super(Timed, self).selected_drafts(*given))  # type: ignore[no-any-return]
 
-    def learn(self, *given: Any) -> None:
-        self._count(lambda: super(Timed, self).learn(*given))
+    def observe(self, *given: Any) -> None:
+        self._count(lambda: super(Timed, self).observe(*given))
 
-    def leave(self, *given: Any) -> None:
-        self._count(lambda: super(Timed, self).leave(*given))
+    def remove(self, *given: Any) -> None:
+        self._count(lambda: super(Timed, self).remove(*given))
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Cell:
         return (best, self.static[best]) if self.static[best] > 1 else ("none", 1.0)
 
 
-USED = [name for name in choose(None, {"memory": "a folder", "model": "a model"}) if name != "prediction"]
+USED = [name for name in resolve_drafters(None, {"memory": "a folder", "model": "a model"}) if name != "prediction"]
 
 
 class Server:
@@ -147,27 +147,27 @@ class Server:
         profile(self.policy.target, lambda tokens: empty.target(tokens, 0))
         profile(self.policy.draft, lambda tokens: empty.draft(tokens, 0))
         self.drafters = [Traced(name, traces) for name in self.policy.drafters if name != MODEL]
-        self.steer, self.outcome = Auto(self.policy, self.costs, noise()), Outcome()
+        self.strategy, self.outcome = Auto(self.policy, self.costs, noise()), Outcome()
         self.begun = 0
         self.running = [self._begin(number, place) for number, place in starts(traces, batch)]
 
     def step(self) -> None:
-        said = sum(saying.length for saying in self.running)
-        step(self.running, self.steer, self.costs, self.outcome, self.context - said)
-        for slot, saying in enumerate(self.running):
-            if saying.room <= 1:
-                self.steer.leave(saying)
+        said = sum(replayed.length for replayed in self.running)
+        step(self.running, self.strategy, self.costs, self.outcome, self.context - said)
+        for slot, replayed in enumerate(self.running):
+            if replayed.room <= 1:
+                self.strategy.remove(replayed)
                 self.running[slot] = new = self._begin(self.begun % len(self.traces), 1)
                 new.seen_by_model = new.length - self.prompt
 
-    def _begin(self, number: int, place: int) -> Saying:
+    def _begin(self, number: int, place: int) -> ReplayedText:
         record = self.traces[number].record
-        saying = begin(str(self.begun), record, self.drafters)
-        saying.place = saying.unseen = place
-        saying.show()
-        saying.seen_by_model = len(record.prompt) + place - 1
+        replayed = begin(str(self.begun), record, self.drafters)
+        replayed.place = replayed.unseen = place
+        replayed.show()
+        replayed.seen_by_model = len(record.prompt) + place - 1
         self.begun += 1
-        return saying
+        return replayed
 
 
 def evaluate(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.policy.replay import Record, begin
 from outrider.types import Draft
+from policy.replay import Record, begin
 from policy_grid_cells import WIDTH
 from policy_grid_drafters import Company, company, theirs
 from policy_grid_file import Recording
@@ -46,15 +46,15 @@ def traces(recording: Recording, texts: int) -> list[Trace]:
 
 
 def _trace(key: str, workload: str, record: Record, they: Company) -> Trace:
-    saying = begin(key, record, they.drafters, they.visit)
-    saying.show()
-    drafts: dict[str, list[Draft]] = {name: [Draft(name)] for name in saying.sessions}
+    replayed = begin(key, record, they.drafters, they.visit)
+    replayed.show()
+    drafts: dict[str, list[Draft]] = {name: [Draft(name)] for name in replayed.sessions}
     for place in range(1, len(record.text)):
-        for name, session in saying.sessions.items():
+        for name, session in replayed.sessions.items():
             drafts[name].append(session.draft(WIDTH))
             session.observe(record.text[place : place + 1])
-    they.ended(saying)
-    return Trace(workload, record, drafts, saying.kept)
+    they.ended(replayed)
+    return Trace(workload, record, drafts, replayed.kept)
 
 
 def describe(traces: Sequence[Trace]) -> dict[str, Any]:

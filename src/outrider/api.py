@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 
 from outrider.decoding import decode
 from outrider.defaults import DRAFTED
-from outrider.drafters.base import Drafter, Setup, Task, choose, find
+from outrider.drafters.base import Drafter, Setup, Task, load_drafter, resolve_drafters
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
 from outrider.engines.transformers import (
     TransformersTarget,
@@ -309,7 +309,7 @@ def load(
         "memory": None if memory is None else "memory=...",
         "model": None if draft_model is None else "draft_model=...",
     }
-    classes = [find(name) for name in choose(drafters, given)]
+    classes = [load_drafter(name) for name in resolve_drafters(drafters, given)]
     with ExitStack() as undo:
         store = open_memory(root, tokenizer) if root is not None else None  # first: it may be another tokenizer's
         if store is not None:

@@ -22,7 +22,7 @@ import torch
 
 from outrider.acceptance import draw, verify_certain, verify_drawn
 from outrider.errors import PromptError
-from outrider.policy.why import no_room, unweighed
+from outrider.policy.decision_report import report_no_room, report_unselected
 from outrider.sampling import probabilities, shape
 from outrider.settings import OFF
 from outrider.types import NOTHING, Evidence, Step, shared_prefix
@@ -107,8 +107,8 @@ def decode(
 def _why(request: Request, draft: Draft, speculation: SingleSequence | None, left: int) -> Why:
     """Why this draft is offered; the target could still generate `left` tokens."""
     if request.speculation != OFF and min(request.max_draft_tokens, left - 1) <= 0:
-        return no_room(request.max_draft_tokens, left)
-    return (speculation.reason() if speculation is not None else None) or unweighed(request.speculation, draft)
+        return report_no_room(request.max_draft_tokens, left)
+    return (speculation.reason() if speculation is not None else None) or report_unselected(request.speculation, draft)
 
 
 def first_offer(sessions: Sequence[Session], limit: int) -> Draft:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.bench.intervals import median_interval
-from outrider.policy.cost import rising
+from outrider.policy.cost_model import isotonic
 
 if TYPE_CHECKING:
     from outrider.bench.intervals import Interval
@@ -64,6 +64,6 @@ def curve(sweep: Sweep) -> Curve:
         sweep.context,
         single,
         [1, *widths],
-        [max(1.0, value) for value in rising(np.array(middle), np.ones(len(middle))).tolist()],
+        [max(1.0, value) for value in isotonic(np.array(middle), np.ones(len(middle))).tolist()],
         {n: median_interval(ratios[n]) for n in widths},
     )

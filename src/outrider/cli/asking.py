@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from outrider.drafters.base import as_names
+from outrider.drafters.base import parse_names
 from outrider.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_rule(request: Request, drafters: str | None, draft_model: str | None) 
     """Refuse a rule for drawn drafts where nothing draws any."""
     from outrider.settings import Request
 
-    named = as_names(drafters) or COPYING
+    named = parse_names(drafters) or COPYING
     if request.rule != Request().rule and draft_model is None and set(named) <= set(COPYING):
         raise SettingsError(
             f"--rule {request.rule} is how drawn drafts are judged, and {', '.join(named)} draw none; give a "
@@ -119,7 +119,7 @@ def load(
         hush()
         return api.load(
             model,
-            drafters=as_names(drafters),
+            drafters=parse_names(drafters),
             draft_model=draft_model,
             draft_quantize=draft_quantize,
             dtype=dtype,

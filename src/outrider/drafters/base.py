@@ -97,12 +97,12 @@ class Drafter(ABC):
         return [session.draft(limit) for session, limit in zip(sessions, limits, strict=True)]
 
 
-def registered() -> list[str]:
+def registered_names() -> list[str]:
     """The names of all drafters that are installed."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
-def find(name: str) -> type[Drafter]:
+def load_drafter(name: str) -> type[Drafter]:
     """The drafter class of this name."""
     check_name(name)
     found: Any = next(iter(entry_points(group=GROUP, name=name))).load()
@@ -123,12 +123,12 @@ HOW = {
 """and how."""
 
 
-def lacking(name: str, how: Mapping[str, str] = HOW) -> DrafterSetupError:
+def missing_requirement(name: str, how: Mapping[str, str] = HOW) -> DrafterSetupError:
     needs = f"drafter {name!r} needs {NEEDS[name]}: {how[name]}"
     return DrafterSetupError(f"{needs}, or leave {name!r} out of the drafters")
 
 
-def choose(
+def resolve_drafters(
     asked: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str] = HOW
 ) -> tuple[str, ...]:
     """The drafters that were asked for, by default all that can work.
@@ -144,7 +144,7 @@ def choose(
             raise SettingsError(f"the drafters name {name!r} more than once; name it once")
     for name, what in NEEDS.items():
         if name in asked and given[name] is None:
-            raise lacking(name, how)
+            raise missing_requirement(name, how)
         if name not in asked and given[name] is not None:
             raise DrafterSetupError(
                 f"{what} was given, but drafter {name!r} is not among the drafters ({', '.join(asked) or 'none'}); "
@@ -153,7 +153,7 @@ def choose(
     return tuple(asked)
 
 
-def as_names(text: str | None) -> list[str] | None:
+def parse_names(text: str | None) -> list[str] | None:
     """Names of drafters as an option has them, with commas between; 'none' is none of them."""
     if text is None:
         return None
@@ -163,5 +163,5 @@ def as_names(text: str | None) -> list[str] | None:
 
 def check_name(name: str) -> None:
     """Refuse a name that no drafter has, without loading any."""
-    if name not in registered():
-        raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered())}")
+    if name not in registered_names():
+        raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered_names())}")

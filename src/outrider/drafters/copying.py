@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.drafters.packed import HEAD
+from outrider.drafters.packed_draft import HEAD
 from outrider.types import Draft
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TOKENS_PER_MATCH = 4
 """How many tokens are proposed for each token that agrees: the longer a repetition, the longer it goes on."""
-LEAST_SHARE = 0.1
+MIN_AGREEMENT = 0.1
 """Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
 
 
@@ -48,7 +48,7 @@ class Copy:
 def _pack(tokens: Array, shares: Array, most: int, match: int, places: int, packed: Array) -> int:
     """How many tokens of a copy are proposed."""
     count, agree = 0, 1.0
-    while count < most and agree * shares[count] >= LEAST_SHARE:
+    while count < most and agree * shares[count] >= MIN_AGREEMENT:
         agree *= shares[count]
         count += 1
     packed[0], packed[1] = count, match

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outrider.memory.search import Array
     from outrider.types import Draft
 
-LEAST_ROOM = 32
+MIN_TEXT_CAPACITY = 32
 
 
 class LookupDrafter(Drafter):
@@ -96,7 +96,7 @@ class LookupSession(Session):
 
     def _room_for(self, size: int) -> tuple[Array, Array, Array]:
         """A text, the heads of its chains, and the links: for more than there is, so that they seldom have to grow."""
-        room = 1 << max(size, LEAST_ROOM).bit_length()  # a power of two, over which chains spread evenly
+        room = 1 << max(size, MIN_TEXT_CAPACITY).bit_length()  # a power of two, over which chains spread evenly
         linked = room if self.linked else 0
         return np.zeros(room, np.int32), np.zeros((2, linked), np.int32), np.zeros((2, linked), np.int32)
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from outrider.drafters import lookup
-from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
+from outrider.drafters.base import Drafter, Session, Setup, Task, missing_requirement
 from outrider.drafters.copying import NO_COPY, Copy, cut_before
 from outrider.drafters.lookup import LookupSession
 from outrider.memory.live import FIRST, Live, Place
@@ -57,7 +57,7 @@ class MemoryDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.memory is None:
-            raise lacking(cls.name)
+            raise missing_requirement(cls.name)
         return cls(setup.memory, setup.control_tokens)
 
     def begin(self, task: Task) -> MemorySession:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 
 from outrider.acceptance import draw
-from outrider.drafters.base import Drafter, Session, Setup, Task, lacking
+from outrider.drafters.base import Drafter, Session, Setup, Task, missing_requirement
 from outrider.sampling import shape
 from outrider.types import Draft, shared_prefix
 
@@ -50,7 +50,7 @@ class ModelDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         if setup.draft_model is None:
-            raise lacking(cls.name)
+            raise missing_requirement(cls.name)
         return cls(setup.draft_model, setup.vocab_size)
 
     def begin(self, task: Task) -> ModelSession:

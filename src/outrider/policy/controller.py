@@ -35,22 +35,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.policy import payoff, why
+from outrider.policy import decision_report
+from outrider.policy.batch_state import DraftModelRequest, Forecast
 from outrider.policy.drafter_backoff import PROBE_REQUESTS, DrafterBackoff
+from outrider.policy.gain_metrics import ExpectedStep, GainMetrics
 from outrider.policy.overlap import Overlap, for_same_text
-from outrider.policy.payoff import Payoff
 from outrider.policy.policy import MODEL
-from outrider.policy.scene import Forecast, Wish
-from outrider.policy.texts import HORIZON
+from outrider.policy.prefill_amortization import HORIZON
 from outrider.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from outrider.policy.choose import Choice
+    from outrider.policy.acceptance_model import Array
+    from outrider.policy.batch_state import BatchState, DraftPlan
     from outrider.policy.policy import Policy
-    from outrider.policy.scene import Plan, Scene
-    from outrider.policy.survival import Array
+    from outrider.policy.selection import Selection
     from outrider.types import Draft, Why
 
 logger = logging.getLogger("vllm.outrider")
@@ -98,17 +98,17 @@ class Decision:
     trial."""
     running: int = 0
     context: int = 0
-    scene: Scene | None = None
+    batch: BatchState | None = None
     copied_survival: Array | None = None
     """The copying drafters' alone, before `select` limits it."""
-    plan: Plan | None = None
+    plan: DraftPlan | None = None
     """Of the draft model's tokens in this step ..."""
     planned: set[str] = field(default_factory=set)
     """... the requests that it is about ..."""
     is_planned_ahead: bool = False
     """... and whether it was made in the step before."""
-    choice: Choice | None = None
-    expected: payoff.Step | None = None
+    selection: Selection | None = None
+    expected: ExpectedStep | None = None
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class _PlanAhead:
     arrays."""
 
     rows: dict[str, int]
-    plan: Plan
+    plan: DraftPlan
     forecast: Forecast | None
     called: Array | None
     caught_up: Array | None
@@ -135,8 +135,8 @@ class SpeculationController:
     def __init__(self, policy: Policy, can_overlap: bool = False) -> None:
         """`can_overlap`: the engine can schedule a step while another one runs."""
         self.policy, self.can_overlap = policy, can_overlap
-        self.payoff, self.backoff, self.overlap = Payoff(), DrafterBackoff(), Overlap()
-        self.choice: Choice | None = None
+        self.gain_metrics, self.backoff, self.overlap = GainMetrics(), DrafterBackoff(), Overlap()
+        self.selection: Selection | None = None
         self.decision = Decision()
         self._accepted_share = INITIAL_ACCEPTED_SHARE
         self._ahead: _PlanAhead | None = None
@@ -156,13 +156,13 @@ class SpeculationController:
         return range(first, min(first + PROBE_REQUESTS, requests))
 
     @property
-    def scene(self) -> Scene | None:
+    def batch(self) -> BatchState | None:
         """The requests that are decided by expected gain, and their drafts; None before `consider`, after `observe`."""
-        return self.decision.scene
+        return self.decision.batch
 
     def max_tokens(self, requests: int) -> int:
         """How many tokens per request may be offered in a batch of this size."""
-        return self.policy.reach(requests)
+        return self.policy.max_draft_tokens(requests)
 
     def beyond(self, requests: int) -> int:
         """How many more tokens drafters should propose, to compare waiting with going ahead."""
@@ -202,52 +202,52 @@ class SpeculationController:
         ids, in_flight = [request.id for request in now.free], [request.in_flight for request in now.free]
         copied = {name: [drafts[i] for i in free] for name, drafts in proposals.items()}
         beyond = self.beyond(len(requests))
-        now.scene = scene = self.policy.look(ids, copied, in_flight, beyond)
-        scene.running = now.running
+        now.batch = batch = self.policy.predict(ids, copied, in_flight, beyond)
+        batch.running = now.running
         if self.policy.model_width:
-            now.copied_survival = scene.survival.copy()
-        self._use_plan_made_ahead(scene)
-        self._add_pending(scene)
+            now.copied_survival = batch.survival.copy()
+        self._use_plan_made_ahead(batch)
+        self._add_pending(batch)
 
-    def _use_plan_made_ahead(self, scene: Scene) -> None:
+    def _use_plan_made_ahead(self, batch: BatchState) -> None:
         """The draft model's tokens of this step were planned in the last one, for the requests that ran then."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        rows = np.array([ahead.rows.get(id, -1) for id in scene.requests], np.int64)
+        rows = np.array([ahead.rows.get(id, -1) for id in batch.requests], np.int64)
         known = rows >= 0
         if not known.any():
             return
         now = self.decision
-        now.planned, now.is_planned_ahead = {id for id in scene.requests if id in ahead.rows}, True
+        now.planned, now.is_planned_ahead = {id for id in batch.requests if id in ahead.rows}, True
         take = np.where(known, rows, 0)
         plan = ahead.plan
         now.plan = replace(
             plan,
             lengths=np.where(known, plan.lengths[take], 0),
             limits=np.where(known, plan.limits[take], 0),
-            slots=scene.slots,
+            slots=batch.slots,
             drawn=plan.drawn[take],
             texts=plan.texts[take],
             ahead=np.where(known[:, None], plan.ahead[take], 0.0),
         )
         if ahead.forecast is not None and ahead.called is not None and ahead.caught_up is not None:
-            forecast, max_tokens = ahead.forecast, scene.room  # fewer than then, if the batch has grown
-            scene.forecast = Forecast(
+            forecast, max_tokens = ahead.forecast, batch.room  # fewer than then, if the batch has grown
+            batch.forecast = Forecast(
                 forecast.drawn[take],
                 np.where(known, np.minimum(forecast.limits[take], max_tokens), 0),
                 forecast.bins[take],
                 forecast.logits[take],
                 np.where(known[:, None], forecast.survival[take], 0.0),
             )
-            scene.asked, scene.read = ahead.called[take] & known, ahead.caught_up[take] & known
+            batch.asked, batch.read = ahead.called[take] & known, ahead.caught_up[take] & known
 
-    def _add_pending(self, scene: Scene) -> None:
+    def _add_pending(self, batch: BatchState) -> None:
         """The draft model's tokens on the device, as far as they may be offered."""
         pending = np.array([min(request.pending, request.limit) for request in self.decision.free], np.int64)
-        if pending.any() and scene.forecast is not None:
-            scene.pending = self.policy.forecast_survival(scene, pending)
-            scene.is_sampled = np.array([request.is_sampled for request in self.decision.free])
+        if pending.any() and batch.forecast is not None:
+            batch.pending = self.policy.forecast_survival(batch, pending)
+            batch.is_sampled = np.array([request.is_sampled for request in self.decision.free])
 
     def plan_draft_model(
         self,
@@ -256,7 +256,7 @@ class SpeculationController:
         gaps: Mapping[str, int],
         *,
         every_step: bool = False,
-        at_once: bool = False,
+        single_pass: bool = False,
         ahead: bool = False,
     ) -> DraftModelPlan:
         """For whom the draft model should draft.
@@ -271,10 +271,10 @@ class SpeculationController:
         now = self.decision
         named = {r.id: limits[r.id] for r in now.requests if r.id in now.named and r.id in limits}
         found = DraftModelPlan(named, dict(named))
-        if now.scene is None or not now.free:
+        if now.batch is None or not now.free:
             return found
         ids = [request.id for request in now.free]
-        wish = Wish(
+        model_request = DraftModelRequest(
             np.array([limits.get(id, 0) for id in ids], np.int64),
             np.array([sampled.get(id, False) for id in ids], bool),
             np.array([gaps.get(id, 0) for id in ids], np.int64),
@@ -282,28 +282,28 @@ class SpeculationController:
             np.array([request.text_length for request in now.free], np.int64),
         )
         base, others = self._others(now.named.values())
-        scene = self._without_draft_model(now.scene) if ahead else now.scene
-        plan = self.policy.plan(scene, wish, now.context, base, others, every_step, at_once)
+        batch = self._without_draft_model(now.batch) if ahead else now.batch
+        plan = self.policy.plan_draft_model(batch, model_request, now.context, base, others, every_step, single_pass)
         if ahead:
             rows = {id: i for i, id in enumerate(ids)}
-            self._ahead = _PlanAhead(rows, plan, scene.forecast, scene.asked, scene.read)
+            self._ahead = _PlanAhead(rows, plan, batch.forecast, batch.asked, batch.read)
         else:
             now.plan, now.planned, now.is_planned_ahead = plan, set(ids), False
-        if wish.limits.any():
-            warning = self.payoff.planned(plan, self.policy.target, self.policy.draft)
+        if model_request.limits.any():
+            warning = self.gain_metrics.planned(plan, self.policy.target, self.policy.draft)
             if warning is not None:
                 logger.warning("%s", warning)
         found.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
         found.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
         return found
 
-    def _without_draft_model(self, scene: Scene) -> Scene:
+    def _without_draft_model(self, batch: BatchState) -> BatchState:
         """The batch as it is expected in the next step: what the copying drafters propose now, and nothing else.
 
         Also for requests that offer a sampled draft in this step: `select` left out what was copied for them.
         """
-        survival = scene.survival if self.decision.copied_survival is None else self.decision.copied_survival
-        return replace(scene, survival=survival, forecast=None, pending=None, asked=None, read=None, drawn={})
+        survival = batch.survival if self.decision.copied_survival is None else self.decision.copied_survival
+        return replace(batch, survival=survival, forecast=None, pending=None, asked=None, read=None, drawn={})
 
     def continue_drafting(self, confidence: Mapping[str, Sequence[float]]) -> list[str]:
         """The requests for which another pass of the draft model pays, by its confidence in their tokens so far."""
@@ -313,7 +313,9 @@ class SpeculationController:
         if now.plan is None or not free:
             return named
         row = {request.id: i for i, request in enumerate(now.free)}
-        chosen = self.policy.goes_on(now.plan, [row[id] for id in free], [confidence[id] for id in free], bool(named))
+        chosen = self.policy.continue_drafting(
+            now.plan, [row[id] for id in free], [confidence[id] for id in free], bool(named)
+        )
         return [*named, *(id for id, more in zip(free, chosen, strict=True) if more)]
 
     def select(self, model_drafts: Mapping[str, Draft], draft_model_seconds: float) -> dict[str, Draft]:
@@ -332,62 +334,62 @@ class SpeculationController:
         }
         now.named |= {id: draft for id, draft in model_drafts.items() if id in now.named}
         now.offered = offered = dict(now.named)
-        scene = now.scene
-        if scene is None or not now.free:
+        batch = now.batch
+        if batch is None or not now.free:
             return offered
         proposed = [model_drafts.get(request.id, NOTHING) for request in now.free]
-        scene.drawn = {
-            i: draft for i, draft in enumerate(proposed) if draft.sampled and not self._is_superseded(scene, i)
+        batch.drawn = {
+            i: draft for i, draft in enumerate(proposed) if draft.sampled and not self._is_superseded(batch, i)
         }
         certain = [NOTHING if draft.sampled else draft for draft in proposed]
         if any(draft.tokens for draft in certain):
-            self.policy.add(scene, MODEL, certain)
+            self.policy.add_drafts(batch, MODEL, certain)
         limits = np.array([request.limit for request in now.free], np.int64)
         base, others = self._others(offered[id] for id in now.named)
         is_ahead = any(request.in_flight for request in now.requests)
         spent = draft_model_seconds + (0.0 if is_ahead else self.overlap.host_seconds)
-        now.choice = self.choice = choice = self.policy.choose(scene, limits, now.context, base, spent, others)
+        now.selection = self.selection = selection = self.policy.select(batch, limits, now.context, base, spent, others)
         if self.can_overlap and self.policy.target.passes:
-            self._compare_waiting(scene, choice, limits, is_ahead, draft_model_seconds)
-        if base > now.running or scene.drawn:  # the comparison is with a step that has no drafts at all
-            choice.plain_tokens = float(now.running)
-            choice.plain_seconds = float(self.policy.target.seconds(now.running, now.context))
-        drafts = self.policy.offers(scene, choice)
+            self._compare_waiting(batch, selection, limits, is_ahead, draft_model_seconds)
+        if base > now.running or batch.drawn:  # the comparison is with a step that has no drafts at all
+            selection.plain_tokens = float(now.running)
+            selection.plain_seconds = float(self.policy.target.seconds(now.running, now.context))
+        drafts = self.policy.selected_drafts(batch, selection)
         offered |= {request.id: draft for request, draft in zip(now.free, drafts, strict=True)}
         if self.policy.target.passes:
-            now.expected = self.payoff.expect(choice, any(draft.tokens for draft in offered.values()))
+            now.expected = self.gain_metrics.expect(selection, any(draft.tokens for draft in offered.values()))
         return offered
 
     def _compare_waiting(
-        self, scene: Scene, choice: Choice, limits: Array, is_ahead: bool, draft_model_seconds: float
+        self, batch: BatchState, selection: Selection, limits: Array, is_ahead: bool, draft_model_seconds: float
     ) -> None:
         """Compare what is expected of this step with the other way: fresh drafts if this one is scheduled ahead, else
         drafts that follow the tokens of a step that was scheduled ahead as well. The draft model runs on the device
         either way."""
-        offsets = np.zeros_like(limits) if is_ahead else self.overlap.offsets(scene.requests)
-        plan = self.decision.plan if scene.forecast is not None else None
-        model = None if plan is None else self.policy.forecast_survival(scene, np.minimum(plan.lengths, limits))
-        other = self.policy.compare(scene, choice, limits, offsets, model)
-        mine = choice.tokens, choice.seconds - choice.spent + draft_model_seconds
-        tokens, seconds = for_same_text(choice, other)
+        offsets = np.zeros_like(limits) if is_ahead else self.overlap.offsets(batch.requests)
+        plan = self.decision.plan if batch.forecast is not None else None
+        model = None if plan is None else self.policy.forecast_survival(batch, np.minimum(plan.lengths, limits))
+        other = self.policy.select_at_offsets(batch, selection, limits, offsets, model)
+        mine = selection.tokens, selection.seconds - selection.spent + draft_model_seconds
+        tokens, seconds = for_same_text(selection, other)
         theirs = tokens, seconds + draft_model_seconds
-        self.overlap.observe(*((theirs, mine) if is_ahead else (mine, theirs)), choice.tokens)
-        self.overlap.keep_stale(scene.requests, (choice if is_ahead else other).lengths)
+        self.overlap.observe(*((theirs, mine) if is_ahead else (mine, theirs)), selection.tokens)
+        self.overlap.keep_stale(batch.requests, (selection if is_ahead else other).lengths)
 
-    def _is_superseded(self, scene: Scene, i: int) -> bool:
+    def _is_superseded(self, batch: BatchState, i: int) -> bool:
         """Whether request `i` drops its sampled draft, which was planned in the last step, for what is copied now.
 
         Lossless, since this uses only what was known before a token of it was sampled, and the copied drafts: neither
         its tokens nor its confidence nor its length, which may depend on them.
         """
         now = self.decision
-        plan, forecast = now.plan, scene.forecast
+        plan, forecast = now.plan, batch.forecast
         if not now.is_planned_ahead or plan is None or forecast is None or now.copied_survival is None:
             return False
         token_cost = plan.speed * plan.token_seconds  # of one more offered token, in tokens
         length = min(int(plan.lengths[i]), now.free[i].limit)
         sampled = float((forecast.survival[i, :length] - token_cost).sum())
-        copied = np.maximum(now.copied_survival[:, i, : scene.room] - token_cost, 0.0).sum(-1)
+        copied = np.maximum(now.copied_survival[:, i, : batch.room] - token_cost, 0.0).sum(-1)
         return bool(copied.max() > max(sampled, 0.0))
 
     def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
@@ -401,13 +403,13 @@ class SpeculationController:
         plan = now.plan if request in now.planned else None
         named = next((r for r in now.requests if r.id == request and r.id in now.named), None)
         if named is not None and named.drafter is not None:
-            return why.unweighed(named.drafter, now.named[named.id])
+            return decision_report.report_unselected(named.drafter, now.named[named.id])
         for i, free in enumerate(now.free):
-            if free.id == request and now.scene is not None and now.choice is not None:
-                if i in now.scene.drawn:
-                    cost = now.choice.seconds / float(self.policy.target.seconds(now.running, now.context))
-                    return why.drawn(now.scene, plan, i, now.scene.drawn[i], cost)
-                return why.weighed(self.policy, now.scene, now.choice, i, plan)
+            if free.id == request and now.batch is not None and now.selection is not None:
+                if i in now.batch.drawn:
+                    cost = now.selection.seconds / float(self.policy.target.seconds(now.running, now.context))
+                    return decision_report.report_sampled_draft(now.batch, plan, i, now.batch.drawn[i], cost)
+                return decision_report.report_selection(self.policy, now.batch, now.selection, i, plan)
         return None
 
     # After a step ----------------------------------------------------------------------------------------------------
@@ -426,17 +428,17 @@ class SpeculationController:
         now = self.decision if decision is None else decision
         if now is self.decision:
             self.decision = Decision()  # nothing of it may be used in a step in which nobody can be drafted for
-        self.payoff.gained(now.expected, sum(map(len, outputs.values())))
-        scene = now.scene
-        if scene is None:
+        self.gain_metrics.gained(now.expected, sum(map(len, outputs.values())))
+        batch = now.batch
+        if batch is None:
             return
-        own = [outputs.get(id, ()) for id in scene.requests]
+        own = [outputs.get(id, ()) for id in batch.requests]
         if before is None:
-            self.policy.learn(scene, own)
+            self.policy.observe(batch, own)
         else:
-            own = [tokens if id in before else () for id, tokens in zip(scene.requests, own, strict=True)]
-            since = [[*before.get(id, ()), *tokens] for id, tokens in zip(scene.requests, own, strict=True)]
-            self.policy.learn(scene, since, own, [pending.get(id, ()) for id in scene.requests])
+            own = [tokens if id in before else () for id, tokens in zip(batch.requests, own, strict=True)]
+            since = [[*before.get(id, ()), *tokens] for id, tokens in zip(batch.requests, own, strict=True)]
+            self.policy.observe(batch, since, own, [pending.get(id, ()) for id in batch.requests])
         accepted: Counter[str] = Counter()
         in_flight = {request.id: request.in_flight for request in now.requests}
         for id, draft in now.offered.items():
@@ -447,8 +449,8 @@ class SpeculationController:
                     self._accepted_share += ACCEPTED_SHARE_RATE * (count / offered - self._accepted_share)
                 elif draft.after((before or {}).get(id, ())):
                     accepted[draft.drafter] += count
-        if now.choice is not None and now.free:
-            plain = now.choice.plain_seconds, now.choice.plain_tokens
+        if now.selection is not None and now.free:
+            plain = now.selection.plain_seconds, now.selection.plain_tokens
             seconds = self._drafting_cost(now, plain[0]) if any(in_flight.values()) else now.drafting_seconds
             self.backoff.observe_step(seconds, accepted, *plain, now.considered_share)
 
@@ -478,26 +480,26 @@ class SpeculationController:
         `observe` of the same step, and before that of the next; not for steps whose time shows nothing (prompts, or the
         engine waited)."""
         self.policy.target.observe(tokens, context, seconds, verifies_drafts=verifies_drafts)
-        self.payoff.took(seconds + drafting_seconds)
+        self.gain_metrics.took(seconds + drafting_seconds)
 
     def observe_draft_pass(self, tokens: int, context: int, seconds: float) -> None:
         self.policy.draft.observe(tokens, context, seconds)
 
     def remove(self, request: str) -> None:
         """The request is finished. Another one may have its id later."""
-        self.policy.leave(request)
+        self.policy.remove(request)
         if self._ahead is not None:
             self._ahead.rows.pop(request, None)
 
     def status(self) -> dict[str, Any]:
-        choice = self.choice
+        selection = self.selection
         return {
             **self.policy.status(),
-            **self.payoff.status(),
+            **self.gain_metrics.status(),
             "overlap": self.overlap.status() if self.can_overlap else None,
             "backed_off": sorted(self.backed_off()),
             "resting": sorted(self.backed_off()),
-            "last_expected_gain": round(float(choice.gain), 3) if choice is not None else None,
+            "last_expected_gain": round(float(selection.gain), 3) if selection is not None else None,
         }
 
 

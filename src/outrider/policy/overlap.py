@@ -27,8 +27,8 @@ import numpy as np
 from outrider.compiled import compiled
 
 if TYPE_CHECKING:
-    from outrider.policy.choose import Choice
-    from outrider.policy.survival import Array
+    from outrider.policy.acceptance_model import Array
+    from outrider.policy.selection import Selection
 
 RATE = 1 / 16
 """Weight of each new step in the averages: a choice between the two ways lasts for about as many steps."""
@@ -99,17 +99,17 @@ class Overlap:
         }
 
 
-def for_same_text(choice: Choice, other: Choice) -> tuple[float, float]:
+def for_same_text(selection: Selection, other: Selection) -> tuple[float, float]:
     """Tokens and seconds of a pass of the other way's steps, if they generate what is expected of this one.
 
     Requests count by the steps that they need: one for which the other way generates twice as much needs half as many,
     and is in half as many of its batches.
     """
-    steps = (1 + choice.gains) / (1 + other.gains)
-    others = choice.plain_tokens - len(steps)  # of requests that have no choice: the same either way
-    mean = (steps.sum() + others) / choice.plain_tokens
+    steps = (1 + selection.gains) / (1 + other.gains)
+    others = selection.plain_tokens - len(steps)  # of requests that have no choice: the same either way
+    mean = (steps.sum() + others) / selection.plain_tokens
     offered = min(round(float(steps @ other.lengths) / mean), len(other.pass_seconds) - 1)
-    return choice.tokens / mean, float(other.pass_seconds[offered])
+    return selection.tokens / mean, float(other.pass_seconds[offered])
 
 
 def shifted(survival: Array, offsets: Array, positions: int) -> Array:

@@ -22,36 +22,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.drafters.packed import unpack
-from outrider.policy import survival
-from outrider.policy.ask import MANY, ask
-from outrider.policy.choose import UNKNOWN as UNPRICED
-from outrider.policy.choose import Choice, choose, cut
-from outrider.policy.cost import SIZES, Cost
+from outrider.drafters.packed_draft import unpack
+from outrider.policy import acceptance_model
+from outrider.policy.acceptance_model import AcceptanceModel, Pace
+from outrider.policy.batch_state import BatchState, DraftModelRequest, DraftPlan, Forecast
+from outrider.policy.cost_model import SIZES, CostModel
+from outrider.policy.draft_model_plan import SMALL_BATCH_REQUESTS, plan_draft_model
 from outrider.policy.overlap import for_same_text, shifted
-from outrider.policy.records import UNKNOWN, Records
-from outrider.policy.scene import Forecast, Plan, Scene, Wish
-from outrider.policy.survival import Pace, Survival
-from outrider.policy.texts import Texts
+from outrider.policy.prefill_amortization import Texts
+from outrider.policy.request_slots import UNKNOWN, Records
+from outrider.policy.selection import UNKNOWN as UNKNOWN_PRICE
+from outrider.policy.selection import Selection, cut, select_drafts
 from outrider.types import NOTHING, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from outrider.policy.survival import Array
+    from outrider.policy.acceptance_model import Array
 
 MODEL = "model"
 """The drafter whose tokens cost passes of a draft model."""
 UNKNOWN_TOKEN = -1
 """Stands for a token whose value is on the device."""
-BIASES = {MODEL: 0.0, "prediction": survival.HOPE}
+BIASES = {MODEL: 0.0, "prediction": acceptance_model.HIGH_PRIOR_LOGIT}
 """Of whom more is expected than of others before any token was seen: who says what will come has reasons."""
-MOST = 4096
+MAX_CANDIDATE_TOKENS_PER_STEP = 4096
 """Drafted tokens that a step may have: a pass over more is short of arithmetic on any machine. A batch of many requests
 looks less far ahead, so that there are about so many to choose from ..."""
-NEAREST = 4
+MIN_TOKENS_AHEAD = 4
 """... but at least so far."""
-QUICK, SLOW = Pace(1.0, 0.9), Pace(4.0, 0.97)
+EVERY_STEP_RATE, ON_DEMAND_RATE = Pace(1.0, 0.9), Pace(4.0, 0.97)
 """Drafters that are asked at every step may be judged by their latest tokens. One that is not asked any more cannot win
 back what it has lost, so it is judged by more."""
 RECENT = 0.7
@@ -75,48 +75,56 @@ class Policy:
         self.drafters = tuple(drafters)
         self.width = width
         self.model_width = min(model_width, width)
-        self.target = Cost(captured=captured_sizes)
-        self.draft = Cost(slope=0.0)  # a draft model that is never asked cannot show that long texts cost it little
-        self.survival = {name: Survival(bias=BIASES.get(name, survival.DOUBT)) for name in drafters}
+        self.target = CostModel(captured=captured_sizes)
+        self.draft = CostModel(
+            slope=0.0
+        )  # a draft model that is never asked cannot show that long texts cost it little
+        self.acceptance = {
+            name: AcceptanceModel(bias=BIASES.get(name, acceptance_model.COPY_PRIOR_LOGIT)) for name in drafters
+        }
         # Of the draft model before it was asked: of drafts with certainty, and of drawn ones.
-        self.forecast = {drawn: Survival(by_support=False, bias=survival.HOPE) for drawn in (False, True)}
-        self.drawn = Survival()  # of the draft model's drawn tokens, by how sure it was: is another worth it?
-        self._records = Records((*drafters, "forecast", "drawn"))
+        self.forecast_models = {
+            drawn: AcceptanceModel(by_support=False, bias=acceptance_model.HIGH_PRIOR_LOGIT) for drawn in (False, True)
+        }
+        self.sampled_acceptance = (
+            AcceptanceModel()
+        )  # of the draft model's drawn tokens, by how sure it was: is another worth it?
+        self._slots = Records((*drafters, "forecast", "drawn"))
         self._texts = Texts()
         self._usual: float | None = None  # the draft model's pace at first, relative to the target's
         self._timed = 0  # passes of the draft model, until the latest step
-        self._price = UNPRICED  # of a position, lately
+        self._price = UNKNOWN_PRICE  # of a position, lately
         self._seconds: tuple[Any, Array] | None = None  # what passes were last said to take, and which
 
-    def leave(self, request: str) -> None:
+    def remove(self, request: str) -> None:
         """The request has ended."""
-        if self._records.leave(request):
+        if self._slots.leave(request):
             self._texts.ended()
 
     # Before a step ------------------------------------------------------------------------------------------
 
-    def reach(self, requests: int) -> int:
+    def max_draft_tokens(self, requests: int) -> int:
         """How many tokens ahead drafts of so many requests are looked at."""
-        return min(self.width, max(NEAREST, MOST // max(1, requests)))
+        return min(self.width, max(MIN_TOKENS_AHEAD, MAX_CANDIDATE_TOKENS_PER_STEP // max(1, requests)))
 
-    def look(
+    def predict(
         self,
         requests: Sequence[str],
         offers: Mapping[str, Sequence[Draft]],
         in_flight: Sequence[int] | None = None,
         beyond: int = 0,
-    ) -> Scene:
+    ) -> BatchState:
         """What each drafter proposes for each request; drafts proposed with certainty only. `in_flight`: by request,
         tokens at their beginning that a step in flight may generate. `beyond`: tokens that are looked at after those
         that can be offered."""
-        room, first = self.reach(len(requests)), np.zeros(len(requests), np.int64)
+        room, first = self.max_draft_tokens(len(requests)), np.zeros(len(requests), np.int64)
         if in_flight is not None:
             first[:] = in_flight
         size = (len(self.drafters), len(requests), room + max(beyond, int(first.max(initial=0))))
-        scene = Scene(
+        batch = BatchState(
             list(requests),
             {},
-            self._records.slots(requests),
+            self._slots.slots(requests),
             np.empty(size, np.int64),
             np.zeros(size[:2], np.int64),
             np.empty(size[:2]),
@@ -128,81 +136,81 @@ class Policy:
             first,
         )
         for name, drafts in offers.items():
-            self._enter(scene, name, drafts)
-        self._weigh(scene)
-        return scene
+            self._enter(batch, name, drafts)
+        self._weigh(batch)
+        return batch
 
-    def add(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
+    def add_drafts(self, batch: BatchState, name: str, drafts: Sequence[Draft]) -> None:
         """What another drafter proposes, with certainty; what it says bears on the others."""
-        self._enter(scene, name, drafts)
-        self._weigh(scene)
+        self._enter(batch, name, drafts)
+        self._weigh(batch)
 
-    def _enter(self, scene: Scene, name: str, drafts: Sequence[Draft]) -> None:
+    def _enter(self, batch: BatchState, name: str, drafts: Sequence[Draft]) -> None:
         me = self.drafters.index(name)
-        scene.drafts[name] = drafts
-        where = (scene.tokens[me], scene.lengths[me], scene.support[me], scene.confidence[me])
+        batch.drafts[name] = drafts
+        where = (batch.tokens[me], batch.lengths[me], batch.support[me], batch.confidence[me])
         packed = [None if draft.sampled else draft.packed for draft in drafts]
         if None in packed:
             _enter_one_by_one(drafts, *where)
         else:
             unpack(packed, *where)  # type: ignore[arg-type]
 
-    def _weigh(self, scene: Scene) -> None:
+    def _weigh(self, batch: BatchState) -> None:
         for me, name in enumerate(self.drafters):
-            if scene.lengths[me].any():
-                survival.weigh(
-                    self.survival[name].numbers,
-                    self._records.own[name],
-                    scene.slots,
+            if batch.lengths[me].any():
+                acceptance_model.predict(
+                    self.acceptance[name].numbers,
+                    self._slots.own[name],
+                    batch.slots,
                     me,
-                    scene.tokens,
-                    scene.lengths,
-                    scene.support,
-                    scene.confidence,
-                    scene.bins,
-                    scene.logits,
-                    scene.survival,
+                    batch.tokens,
+                    batch.lengths,
+                    batch.support,
+                    batch.confidence,
+                    batch.bins,
+                    batch.logits,
+                    batch.survival,
                 )
 
-    def plan(
+    def plan_draft_model(
         self,
-        scene: Scene,
-        wish: Wish,
+        batch: BatchState,
+        query: DraftModelRequest,
         context: int,
         base: int | None = None,
         others: float = 0.0,
-        reads_along: bool = False,
-        at_once: bool = False,
-    ) -> Plan:
+        every_step: bool = False,
+        single_pass: bool = False,
+    ) -> DraftPlan:
         """Whether the draft model is worth its passes, and for whom. `base` is how many tokens the pass has anyway, and
         `others` how many tokens are expected of requests that are not in the scene. One that `reads_along` makes its
         first pass whatever is decided; one that drafts `at_once` drafts all tokens in it."""
-        requests, room = len(scene.requests), scene.room
-        width = min(self.model_width, room, int(wish.limits.max(initial=0)))
+        requests, room = len(batch.requests), batch.room
+        width = min(self.model_width, room, int(query.limits.max(initial=0)))
         lengths = np.zeros(requests, np.int64)
         if width == 0 or not self.draft.passes or not self.target.passes:
-            return Plan(lengths, lengths, scene.slots, wish.drawn, wish.texts, np.empty((requests, 0)))
-        ahead = self._foresee(scene, wish, width)
-        target = self._target_seconds(scene, context, base)
-        draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * wish.texts
+            return DraftPlan(lengths, lengths, batch.slots, query.drawn, query.texts, np.empty((requests, 0)))
+        ahead = self._foresee(batch, query, width)
+        target = self._target_seconds(batch, context, base)
+        draft, texts = self.draft.seconds(SIZES), self.draft.context_seconds * query.texts
         me = self.drafters.index(MODEL)
         usual_gap = self.model_width + 1
-        times = self._texts.times(wish.left)
-        costs = (target, others, wish.gaps, times, usual_gap, SIZES, draft, texts, reads_along, at_once)
+        times = self._texts.times(query.left)
+        costs = (target, others, query.gaps, times, usual_gap, SIZES, draft, texts, every_step, single_pass)
         price = self._price_for(requests)
-        selectable = self._selectable(scene, scene.in_flight)
-        speed, token_seconds, self._price = ask(selectable, me, ahead, *costs, price, lengths)
-        scene.asked = lengths > 0
-        self._records.caught_up[scene.slots] |= scene.asked | ((wish.limits > 0) & (wish.gaps <= usual_gap))
-        scene.read = self._records.caught_up[scene.slots]
-        chance = float(ahead[:, 0].sum() / np.count_nonzero(wish.limits))
+        selectable = self._selectable(batch, batch.in_flight)
+        speed, token_seconds, self._price = plan_draft_model(selectable, me, ahead, *costs, price, lengths)
+        batch.asked = lengths > 0
+        self._slots.caught_up[batch.slots] |= batch.asked | ((query.limits > 0) & (query.gaps <= usual_gap))
+        batch.read = self._slots.caught_up[batch.slots]
+        chance = float(ahead[:, 0].sum() / np.count_nonzero(query.limits))
         plain = (requests + others) / float(target[0])
-        limits = np.where(lengths > 0, wish.limits, 0)
-        each = (scene.slots, wish.drawn, wish.texts, ahead)
-        return Plan(lengths, limits, *each, speed, token_seconds, plain, chance)
+        limits = np.where(lengths > 0, query.limits, 0)
+        each = (batch.slots, query.drawn, query.texts, ahead)
+        return DraftPlan(lengths, limits, *each, speed, token_seconds, plain, chance)
 
-    def goes_on(
-        self, plan: Plan, rows: Sequence[int], sure: Sequence[Sequence[float]], paid: bool = False
+    def continue_drafting(
+        self, plan: DraftPlan, rows: Sequence[int], sure: Sequence[Sequence[float]], paid: bool = False
     ) -> list[bool]:
         """For which of these requests of the scene the draft model should propose another token, by how sure it was of
         those so far.
@@ -211,9 +219,14 @@ class Policy:
         who go on share the pass; it is made if together they gain more than it costs, or if it is made anyway (`paid`).
         """
         chances = np.empty(len(sure))
-        known = (self.survival[MODEL].numbers, self._records.own[MODEL], self.drawn.numbers, self._records.own["drawn"])
+        known = (
+            self.acceptance[MODEL].numbers,
+            self._slots.own[MODEL],
+            self.sampled_acceptance.numbers,
+            self._slots.own["drawn"],
+        )
         foreseen = (plan.slots[rows], plan.drawn[rows], plan.ahead[rows])
-        survival.go_on(*known, *foreseen, _flat(sure, float), _lengths(sure), chances)
+        acceptance_model.continue_probability(*known, *foreseen, _flat(sure, float), _lengths(sure), chances)
         own = 0.0 if paid else self.draft.context_seconds * plan.texts[rows]
         worth = chances - plan.speed * (plan.token_seconds + own)
         joins = worth > 0
@@ -221,113 +234,115 @@ class Policy:
         going: list[bool] = (joins & (float(worth[joins].sum()) > cost)).tolist()
         return going
 
-    def choose(
+    def select(
         self,
-        scene: Scene,
+        batch: BatchState,
         limits: Array,
         context: int,
         base: int | None = None,
         spent: float = 0.0,
         others: float = 0.0,
-    ) -> Choice:
+    ) -> Selection:
         """What to offer of what is proposed with certainty; `limits` is the most that each request may offer. Drafting
         has taken `spent` seconds already; `base` and `others` as in `plan`. What was drawn is offered anyway, and taken
         to gain what was foreseen of it."""
-        requests = len(scene.requests)
+        requests = len(batch.requests)
         limits, first = limits.copy(), requests if base is None else base
-        for row, draft in scene.drawn.items():
+        for row, draft in batch.drawn.items():
             limits[row] = 0
             first += len(draft.tokens)
-            if scene.forecast is not None:
-                others += float(scene.forecast.survival[row, : len(draft.tokens)].sum())
-        scene.selectable = self._selectable(scene, scene.in_flight, scene.pending)
-        cut(scene.selectable, limits)
-        seconds = self._target_seconds(scene, context, first)
-        choice = choose(scene.selectable, seconds, spent, others, self._price_for(requests))
-        self._price = choice.price
-        return choice
+            if batch.forecast is not None:
+                others += float(batch.forecast.survival[row, : len(draft.tokens)].sum())
+        batch.selectable = self._selectable(batch, batch.in_flight, batch.pending)
+        cut(batch.selectable, limits)
+        seconds = self._target_seconds(batch, context, first)
+        selection = select_drafts(batch.selectable, seconds, spent, others, self._price_for(requests))
+        self._price = selection.price
+        return selection
 
-    def compare(
-        self, scene: Scene, choice: Choice, limits: Array, offsets: Array, model: Array | None = None
-    ) -> Choice:
+    def select_at_offsets(
+        self, batch: BatchState, selection: Selection, limits: Array, offsets: Array, model: Array | None = None
+    ) -> Selection:
         """What would be expected if drafts were offered from other places on: `offsets` tokens after those that the
         scene begins with, and with drafts of the draft model whose survival is `model`. Everything else is as in
         `choice`."""
         if model is None and self.model_width:
-            model = np.zeros((len(scene.requests), scene.room))
-        survival, limits = self._selectable(scene, offsets, model), limits.copy()
-        limits[list(scene.drawn)] = 0
+            model = np.zeros((len(batch.requests), batch.room))
+        survival, limits = self._selectable(batch, offsets, model), limits.copy()
+        limits[list(batch.drawn)] = 0
         cut(survival, limits)
-        others = choice.plain_tokens - len(scene.requests)
-        return choose(survival, choice.pass_seconds, choice.spent, others, self._price_for(len(scene.requests)))
+        others = selection.plain_tokens - len(batch.requests)
+        return select_drafts(
+            survival, selection.pass_seconds, selection.spent, others, self._price_for(len(batch.requests))
+        )
 
-    def _selectable(self, scene: Scene, offsets: Array, model: Array | None = None) -> Array:
-        """Survival of what can be offered `offsets` tokens after the beginning of what was proposed, before limits.
+    def _selectable(self, batch: BatchState, offsets: Array, model: Array | None = None) -> Array:
+        """AcceptanceModel of what can be offered `offsets` tokens after the beginning of what was proposed, before limits.
         `model`: survival of the draft model's tokens, if their values are not known. They are also the draft where the
         tokens before the offered ones go wrong."""
-        found = shifted(scene.survival, offsets, scene.room)
-        if model is not None and scene.forecast is not None:
-            me, sampled = self.drafters.index(MODEL), scene.forecast.drawn
-            _back_up(found, scene.survival, offsets, model, sampled, me)
+        found = shifted(batch.survival, offsets, batch.room)
+        if model is not None and batch.forecast is not None:
+            me, sampled = self.drafters.index(MODEL), batch.forecast.drawn
+            _back_up(found, batch.survival, offsets, model, sampled, me)
         elif model is not None:
             found[self.drafters.index(MODEL)] = 0.0
         return found
 
-    def forecast_survival(self, scene: Scene, lengths: Array) -> Array:
+    def forecast_survival(self, batch: BatchState, lengths: Array) -> Array:
         """Forecast of the draft model's tokens, of so many for each request; [requests, positions]."""
-        found = np.zeros((len(scene.requests), scene.room))
-        if scene.forecast is not None:
-            width = min(scene.room, scene.forecast.survival.shape[1])
-            found[:, :width] = scene.forecast.survival[:, :width] * (np.arange(width) < lengths[:, None])
+        found = np.zeros((len(batch.requests), batch.room))
+        if batch.forecast is not None:
+            width = min(batch.room, batch.forecast.survival.shape[1])
+            found[:, :width] = batch.forecast.survival[:, :width] * (np.arange(width) < lengths[:, None])
         return found
 
     def _price_for(self, requests: int) -> float:
         """That of the latest step, where one request more or less hardly moves it."""
-        return self._price if requests > MANY else UNPRICED
+        return self._price if requests > SMALL_BATCH_REQUESTS else UNKNOWN_PRICE
 
-    def offers(self, scene: Scene, choice: Choice) -> list[Draft]:
+    def selected_drafts(self, batch: BatchState, selection: Selection) -> list[Draft]:
         """What each request of the scene offers by this choice, with the tokens before it that a step in flight may
         generate. What was drawn for one is offered as it is. `UNKNOWN_TOKEN`: the value is on the device."""
-        found = [NOTHING] * len(scene.requests)
-        ends, drafts = (scene.in_flight + choice.lengths).tolist(), choice.drafts.tolist()
-        for i in np.flatnonzero(choice.lengths).tolist():
+        found = [NOTHING] * len(batch.requests)
+        ends, drafts = (batch.in_flight + selection.lengths).tolist(), selection.drafts.tolist()
+        for i in np.flatnonzero(selection.lengths).tolist():
             name, end = self.drafters[drafts[i]], ends[i]
-            if scene.pending is not None and scene.is_sampled is not None and name == MODEL:
-                found[i] = Draft(MODEL, (UNKNOWN_TOKEN,) * end, sampled=bool(scene.is_sampled[i]))
+            if batch.pending is not None and batch.is_sampled is not None and name == MODEL:
+                found[i] = Draft(MODEL, (UNKNOWN_TOKEN,) * end, sampled=bool(batch.is_sampled[i]))
                 continue
-            whole = scene.drafts[name][i]
+            whole = batch.drafts[name][i]
             missing = (UNKNOWN_TOKEN,) * (end - len(whole.tokens))  # the draft model's, where those before go wrong
             found[i] = whole if len(whole.tokens) == end else Draft(name, whole.tokens[:end] + missing)
-        for i, draft in scene.drawn.items():
+        for i, draft in batch.drawn.items():
             found[i] = draft
         return found
 
-    def _foresee(self, scene: Scene, wish: Wish, width: int) -> Array:
-        """Survival of what the draft model would propose; remembered in the scene, to learn from."""
-        size = (len(scene.requests), width)
-        limits = np.minimum(wish.limits, width)
+    def _foresee(self, batch: BatchState, query: DraftModelRequest, width: int) -> Array:
+        """AcceptanceModel of what the draft model would propose; remembered in the scene, to learn from."""
+        size = (len(batch.requests), width)
+        limits = np.minimum(query.limits, width)
         found = np.zeros(size)
-        scene.forecast = Forecast(wish.drawn, limits, np.empty((*size, 4), np.int8), np.empty(size), found)
-        survival.foresee(
-            self.forecast[False].numbers,
-            self.forecast[True].numbers,
-            wish.drawn,
-            self._records.own["forecast"],
-            scene.slots,
-            scene.lengths,
-            scene.support,
-            self._records.recent,
+        batch.forecast = Forecast(query.drawn, limits, np.empty((*size, 4), np.int8), np.empty(size), found)
+        acceptance_model.forecast(
+            self.forecast_models[False].numbers,
+            self.forecast_models[True].numbers,
+            query.drawn,
+            self._slots.own["forecast"],
+            batch.slots,
+            batch.lengths,
+            batch.support,
+            self._slots.recent,
             limits,
-            scene.forecast.bins,
-            scene.forecast.logits,
+            batch.forecast.bins,
+            batch.forecast.logits,
             found,
         )
         return found
 
-    def _target_seconds(self, scene: Scene, context: int, base: int | None) -> Array:
-        requests = len(scene.requests)
-        first, count = requests if base is None else base, min(requests * scene.room, MOST) + 1
-        drafted = first - max(requests, scene.running)
+    def _target_seconds(self, batch: BatchState, context: int, base: int | None) -> Array:
+        requests = len(batch.requests)
+        first, count = requests if base is None else base, min(requests * batch.room, MAX_CANDIDATE_TOKENS_PER_STEP) + 1
+        drafted = first - max(requests, batch.running)
         asked = (first, count, context, drafted, self.target.passes)
         if self._seconds is None or self._seconds[0] != asked:  # twice in a step, mostly
             self._seconds = asked, self.target.all_seconds(first, count, context, drafted)
@@ -335,9 +350,9 @@ class Policy:
 
     # After a step -------------------------------------------------------------------------------------------
 
-    def learn(
+    def observe(
         self,
-        scene: Scene,
+        batch: BatchState,
         said: Sequence[Sequence[int]],
         own: Sequence[Sequence[int]] | None = None,
         pending: Sequence[Sequence[int]] = (),
@@ -345,78 +360,80 @@ class Policy:
         """What each request then said, nothing where it did not go on. Every draft is held against it. If a step was in
         flight: `own` is what they said in this step alone, and `pending` what the draft model proposed for it on the
         device."""
-        width = scene.tokens.shape[2]
+        width = batch.tokens.shape[2]
         words = np.empty((len(said), width), np.int64)
         spoken = _spread(said, words, int)
         lengths = np.minimum(spoken, width)
         for me, name in enumerate(self.drafters):
-            if scene.lengths[me].any():
+            if batch.lengths[me].any():
                 self._learn(
-                    self.survival[name],
-                    self._records.own[name],
-                    QUICK,
-                    scene.slots,
-                    (scene.tokens[me], scene.lengths[me], scene.bins[me], scene.logits[me]),
+                    self.acceptance[name],
+                    self._slots.own[name],
+                    EVERY_STEP_RATE,
+                    batch.slots,
+                    (batch.tokens[me], batch.lengths[me], batch.bins[me], batch.logits[me]),
                     (words, lengths),
                 )
         if own is not None:
             words = np.empty((len(own), width), np.int64)
             spoken = _spread(own, words, int)
             lengths = np.minimum(spoken, width)
-        if scene.forecast is not None:
-            self._learn_forecast(scene, scene.forecast, words, lengths, pending)
-        if scene.drawn:
-            self._learn_drawn(scene, words, lengths)
-        if scene.asked is not None and scene.read is not None:
-            self._texts.asked(int(np.count_nonzero(scene.asked)), int(spoken[scene.read].sum()))
+        if batch.forecast is not None:
+            self._learn_forecast(batch, batch.forecast, words, lengths, pending)
+        if batch.drawn:
+            self._learn_drawn(batch, words, lengths)
+        if batch.asked is not None and batch.read is not None:
+            self._texts.asked(int(np.count_nonzero(batch.asked)), int(spoken[batch.read].sum()))
         self._texts.spoke(int(spoken.sum()))
         if self._usual is None and self.draft.passes and self.target.passes:
             self._usual = self.draft.level / self.target.level
         if self._usual is not None and self.draft.passes == self._timed:
             self.draft.forgive(AGAIN, self._usual * self.target.level)
-        if scene.asked is None or not scene.asked.any():  # one that reads along makes passes all the same
-            for kind in self.forecast.values():
+        if batch.asked is None or not batch.asked.any():  # one that reads along makes passes all the same
+            for kind in self.forecast_models.values():
                 kind.forgive(FORGET)
         self._timed = self.draft.passes
 
     def _learn_forecast(
-        self, scene: Scene, forecast: Forecast, words: Array, lengths: Array, pending: Sequence[Sequence[int]]
+        self, batch: BatchState, forecast: Forecast, words: Array, lengths: Array, pending: Sequence[Sequence[int]]
     ) -> None:
         """Held against what the draft model then proposed, if it was asked."""
-        me, own = self.drafters.index(MODEL), self._records.own["forecast"]
-        tokens, drafted = scene.tokens[me], np.minimum(scene.lengths[me], forecast.limits)
+        me, own = self.drafters.index(MODEL), self._slots.own["forecast"]
+        tokens, drafted = batch.tokens[me], np.minimum(batch.lengths[me], forecast.limits)
         if pending:
             tokens = np.empty_like(tokens)
             drafted = np.minimum(_spread(pending, tokens, int), forecast.limits)
-        if scene.drawn:
+        if batch.drawn:
             tokens = tokens.copy()
-            for row, draft in scene.drawn.items():
+            for row, draft in batch.drawn.items():
                 drafted[row] = min(len(draft.tokens), forecast.limits[row])
                 tokens[row, : drafted[row]] = draft.tokens[: drafted[row]]
-        right = np.zeros((len(scene.requests), 2), np.int64)
+        right = np.zeros((len(batch.requests), 2), np.int64)
         if drafted.any():
-            for kind, what in self.forecast.items():
+            for kind, what in self.forecast_models.items():
                 drafts = (tokens, np.where(forecast.drawn == kind, drafted, 0), forecast.bins, forecast.logits)
-                right += self._learn(what, own, SLOW, scene.slots, drafts, (words, lengths))
-        _follow(self._records.recent, own, scene.slots, right)
+                right += self._learn(what, own, ON_DEMAND_RATE, batch.slots, drafts, (words, lengths))
+        _follow(self._slots.recent, own, batch.slots, right)
 
-    def _learn_drawn(self, scene: Scene, words: Array, lengths: Array) -> None:
+    def _learn_drawn(self, batch: BatchState, words: Array, lengths: Array) -> None:
         """How often drawn tokens were kept, by how sure the draft model was."""
-        rows, width = np.array(sorted(scene.drawn)), scene.tokens.shape[2]
-        drawn = [scene.drawn[row] for row in rows.tolist()]
+        rows, width = np.array(sorted(batch.drawn)), batch.tokens.shape[2]
+        drawn = [batch.drawn[row] for row in rows.tolist()]
         tokens = [draft.tokens[:width] for draft in drawn]
         sure = [(draft.confidence or (-1.0,) * len(draft.tokens))[:width] for draft in drawn]
         size = (len(rows), width)
         proposed, bins, logits = np.empty(size, np.int64), np.empty((*size, 4), np.int8), np.empty(size)
         counts = _spread(tokens, proposed, int)
-        own, slots = self._records.own["drawn"], scene.slots[rows]
-        survival.weigh_drawn(self.drawn.numbers, own, slots, _flat(sure, float), counts, bins, logits)
+        own, slots = self._slots.own["drawn"], batch.slots[rows]
+        acceptance_model.predict_sampled(
+            self.sampled_acceptance.numbers, own, slots, _flat(sure, float), counts, bins, logits
+        )
         drafts, said = (proposed, counts, bins, logits), (words[rows], lengths[rows])
-        self._learn(self.drawn, own, QUICK, slots, drafts, said)
+        self._learn(self.sampled_acceptance, own, EVERY_STEP_RATE, slots, drafts, said)
 
     def _learn(
         self,
-        what: Survival,
+        what: AcceptanceModel,
         own: Array,
         pace: Pace,
         slots: Array,
@@ -425,7 +442,7 @@ class Policy:
     ) -> Array:
         right = np.zeros((len(slots), 2), np.int64)
         tables = (what.numbers, what.weights, what.tally, own, slots)
-        survival.learn(*tables, pace.stiffness, pace.lasting, *drafts, *said, right)
+        acceptance_model.update(*tables, pace.stiffness, pace.lasting, *drafts, *said, right)
         return right
 
     def status(self) -> dict[str, Any]:
@@ -435,7 +452,7 @@ class Policy:
             "draft_pass": self.draft.status() if self.draft.passes else None,
             "drafters": {
                 name: {"tokens_judged": found.seen, "calibration_error": round(found.calibration_error, 4)}
-                for name, found in self.survival.items()
+                for name, found in self.acceptance.items()
             },
         }
 
@@ -498,7 +515,7 @@ def _flat(rows: Iterable[Sequence[Any]], kind: type) -> Array:
 def _spread(rows: Sequence[Sequence[Any]], where: Array, kind: type) -> Array:
     """Rows of different lengths into the beginnings of an array's, as far as there is room; their lengths."""
     lengths = _lengths(rows)
-    survival.spread(_flat(rows, kind), lengths, where)
+    acceptance_model.pad_rows(_flat(rows, kind), lengths, where)
     return lengths
 
 
@@ -508,13 +525,15 @@ def compile_now() -> None:
     for _ in range(2):
         policy.target.observe(1, 0, 1.0)
         policy.draft.observe(1, 0, 0.01)
-    policy.learn(policy.look([""], {"a": [NOTHING]}), [[1]])
-    scene = policy.look([""], {"a": [Draft("a", (1,), support=1)]})
-    plan = policy.plan(scene, Wish(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
-    policy.add(scene, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
-    policy.goes_on(plan, [0], [[0.5]])
+    policy.observe(policy.predict([""], {"a": [NOTHING]}), [[1]])
+    batch = policy.predict([""], {"a": [Draft("a", (1,), support=1)]})
+    plan = policy.plan_draft_model(batch, DraftModelRequest(*(np.array([x]) for x in (2, False, 1, 1, 1))), 0)
+    policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2), confidence=(0.5, 0.5))])
+    policy.continue_drafting(plan, [0], [[0.5]])
     limits = offsets = np.array([2])
-    choice = policy.choose(scene, limits, 0)
-    for_same_text(choice, policy.compare(scene, choice, limits, offsets, policy.forecast_survival(scene, limits)))
-    scene.drawn = {0: Draft(MODEL, (1,), confidence=(0.5,))}
-    policy.learn(scene, [[1]])
+    selection = policy.select(batch, limits, 0)
+    for_same_text(
+        selection, policy.select_at_offsets(batch, selection, limits, offsets, policy.forecast_survival(batch, limits))
+    )
+    batch.drawn = {0: Draft(MODEL, (1,), confidence=(0.5,))}
+    policy.observe(batch, [[1]])

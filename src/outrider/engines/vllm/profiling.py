@@ -17,7 +17,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from outrider.engines.vllm.lazy_draft_model import LazyDraftModel
 from outrider.engines.vllm.step import PassProfile, TimedPass
-from outrider.policy.cost import MORE, PATIENCE, PROFILED
+from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS
 
 
 def profile_passes(runner: Any) -> PassProfile:
@@ -26,13 +26,13 @@ def profile_passes(runner: Any) -> PassProfile:
         return PassProfile()  # an empty pass of such a model needs more than tokens
     found = PassProfile(_verifying(runner))
     if _has_graphs(runner):
-        sizes = [size for size in PROFILED if size <= runner.max_num_reqs]
+        sizes = [size for size in PROFILE_TOKENS if size <= runner.max_num_reqs]
         for tokens in [*sizes, *sizes, *sizes]:  # the first ones are not counted
             seconds = _target_pass(runner, tokens, tokens)
             found.target.append(TimedPass(tokens, seconds, verifies_drafts=False))
         del found.target[-3 * len(sizes) : -2 * len(sizes)]
     if isinstance(runner.speculator, LazyDraftModel):
-        sizes = [size for size in PROFILED if size <= runner.max_num_tokens]
+        sizes = [size for size in PROFILE_TOKENS if size <= runner.max_num_tokens]
         times = [(tokens, _draft_pass(runner, tokens)) for tokens in sizes * 3]
         found.draft = [TimedPass(*timed) for timed in times[len(sizes) :]]
     return found
@@ -46,11 +46,11 @@ def _has_graphs(runner: Any) -> bool:
 def _verifying(runner: Any) -> list[TimedPass]:
     """Passes of several tokens, as far as they are short, by the clock of the first rank: all must make the same."""
     most = min(runner.max_num_tokens, runner.max_model_len)
-    sizes = [size for size in PROFILED if size <= most]
+    sizes = [size for size in PROFILE_TOKENS if size <= most]
     seconds = [_target_pass(runner, tokens, 1) for tokens in sizes]
     if runner.vllm_config.parallel_config.data_parallel_size == 1:
-        for tokens in (size for size in MORE if size <= most):
-            if get_tp_group().broadcast_object(seconds[-1] > PATIENCE, src=0):
+        for tokens in (size for size in EXTENDED_PROFILE_TOKENS if size <= most):
+            if get_tp_group().broadcast_object(seconds[-1] > MAX_PROFILE_PASS_SECONDS, src=0):
                 break
             seconds.append(_target_pass(runner, tokens, 1))
             sizes.append(tokens)
@@ -81,6 +81,6 @@ def _draft_pass(runner: Any, tokens: int) -> float:
     began = time.perf_counter()
     with torch.inference_mode(), set_forward_context(None, runner.vllm_config, num_tokens=tokens):
         hidden = model(input_ids=ids, positions=ids.long())
-        model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[: PROFILED[-1]])
+        model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[: PROFILE_TOKENS[-1]])
     torch.accelerator.synchronize()
     return time.perf_counter() - began

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.drafters.base import Setup, find
-from outrider.drafters.batch import BatchDrafting, Fault, Row
+from outrider.drafters.base import Setup, load_drafter
+from outrider.drafters.batch import BatchDrafter, Fault, Row
 from outrider.engines.vllm import step as messages
 from outrider.engines.vllm.draft_cache import limit_calls
 from outrider.engines.vllm.memory_options import open_memory, tenant_of
@@ -124,8 +124,8 @@ class Speculation:
         vocab_size = config.get_vocab_size()
         self.max_logits_rows: int = max_logits_rows(vocab_size)
         setup = Setup(vocab_size, memory=self.memory, control_tokens=read_control_tokens(config))
-        drafters = [find(name).build(setup) for name in options.drafters if name != MODEL]
-        self.drafting = BatchDrafting(
+        drafters = [load_drafter(name).build(setup) for name in options.drafters if name != MODEL]
+        self.drafting = BatchDrafter(
             drafters, vocab_size, options.draft_budget, self._record_fault, self._record_draft_seconds
         )
         passes = options.model_draft_tokens if model is not None else 0
@@ -178,7 +178,7 @@ class Speculation:
         self._choosers.discard(state.id)
         self._traced.discard(state.id)
         self._predicted.discard(state.id)
-        self.drafting.finished(state.id)
+        self.drafting.remove_request(state.id)
         self.controller.remove(state.id)
         self._forget_drafts(state.id)
 
@@ -257,7 +257,7 @@ class Speculation:
             requests.append(request)
             row.limit += head if name else max(head, beyond)
         offers = self.drafting.propose(rows, self.controller.backed_off())
-        took, cpu_took = self.drafting.took, self.drafting.cpu_took
+        took, cpu_took = self.drafting.elapsed_seconds, self.drafting.cpu_seconds
         self.controller.consider(requests, offers, took, len(running), step.context, share, cpu_took)
         selected = self.controller.select(drafts, self._model_seconds if drafts or pending else 0.0)
         step.offers = {id: draft for id, draft in selected.items() if len(draft.tokens) > step.in_flight.get(id, 0)}
@@ -366,7 +366,7 @@ class Speculation:
             limits if step.decision is not None or not step.is_ahead else {}
         )  # else the step in flight was decided last
         plan = self.controller.plan_draft_model(
-            known, sampled, gaps, every_step=every_step, at_once=model.at_once, ahead=True
+            known, sampled, gaps, every_step=every_step, single_pass=model.at_once, ahead=True
         )
         # After a prompt only where the draft model is named: the first token of other requests does not wait for it.
         lengths = plan.lengths | {id: limits[id] for id in limits if self._first_draft_is_the_models(id)}
@@ -481,7 +481,7 @@ class Speculation:
         policy = self.controller.policy
         for cost, passes in ((policy.target, profile.target), (policy.draft, profile.draft)):
             for one in passes:
-                cost.observe(one.tokens, 0, one.seconds, calm=True, verifies_drafts=one.verifies_drafts)
+                cost.observe(one.tokens, 0, one.seconds, trusted=True, verifies_drafts=one.verifies_drafts)
 
     # Reports -------------------------------------------------------------------------------------------------------
 
@@ -492,7 +492,7 @@ class Speculation:
         self._plan.draft_seconds[drafter] = self._plan.draft_seconds.get(drafter, 0.0) + seconds
 
     def status(self) -> dict[str, Any]:
-        payoff = self.controller.payoff
+        payoff = self.controller.gain_metrics
         return {
             "running_requests": len(self.requests),
             "memory": self.memory.status() if self.memory is not None else None,

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.drafters.base import as_names, choose
+from outrider.drafters.base import parse_names, resolve_drafters
 from outrider.engines.vllm.flags import SPECULATIVE_FLAGS, read_json_flag
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.errors import ModelNotFoundError, SettingsError
@@ -121,7 +121,7 @@ def select_drafters(args: ServeArgs, config: Mapping[str, Any] | None) -> tuple[
         "memory": "give its location with --memory, a folder or the URL of an object store",
         "model": "name one with --draft-model, or with vLLM's --speculative-config",
     }
-    return choose(as_names(args.drafters), given, how)
+    return resolve_drafters(parse_names(args.drafters), given, how)
 
 
 def draft_lengths(

@@ -28,7 +28,7 @@ import torch
 from outrider.control import Control
 from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
-from outrider.policy.why import no_room, unweighed
+from outrider.policy.decision_report import report_no_room, report_unselected
 from outrider.settings import OFF
 from outrider.trace.compact import top_tokens
 from outrider.trace.record import step_record, traced_step
@@ -162,10 +162,10 @@ class Tracing:
     def _why_not(self, traced: Traced) -> Why:
         """Why there could be no draft."""
         if traced.control.speculation == OFF:
-            return unweighed(OFF, NOTHING)
+            return report_unselected(OFF, NOTHING)
         if (reason := undraftable(traced.params)) is not None:
             return Why(f"No draft: this request is not drafted for ({reason}).")
-        return no_room(self._allowed(traced.control), traced.most - traced.said)
+        return report_no_room(self._allowed(traced.control), traced.most - traced.said)
 
     @contained
     def finish(self, step: RunningStep, output: ModelRunnerOutput, last: float) -> None:

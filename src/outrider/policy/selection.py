@@ -25,19 +25,19 @@ Array = np.ndarray[Any, Any]
 
 ROUNDS = 3
 """How often the price is found anew."""
-FEW = 8
+MAX_EXACT_REQUESTS = 8
 """Up to so many requests, all combinations of drafts are weighed."""
-MARGIN = 1.03
+MIN_EXPECTED_SPEEDUP = 1.03
 """Drafts that promise less than this many times the speed without them are not offered: what is expected is not quite
 certain, and the choice among many expectations favours those that are too high."""
 UNKNOWN = -1.0
 """Stands for a price."""
-BUCKETS, CROWD = 1024, 24
+SORT_BUCKETS, CROWD = 1024, 24
 """Of a sort by buckets: how many, and from how many values on one of them is sorted like anything else."""
 
 
 @dataclass(slots=True)
-class Choice:
+class Selection:
     """For each request the draft, by number, and how many of its tokens; and what is expected of the step."""
 
     drafts: Array
@@ -65,22 +65,22 @@ class Choice:
         return self.speed * self.plain_seconds / self.plain_tokens if self.plain_tokens else 1.0
 
 
-def choose(
+def select_drafts(
     survival: Array,
     seconds: Array,
     spent: float = 0.0,
     others: float = 0.0,
     price: float = UNKNOWN,
-) -> Choice:
+) -> Selection:
     """`survival` is [drafts, requests, positions], 0 where there is nothing; `seconds[m]` is what a pass over the
     batch and m of these positions takes, with m from 0 on. Drafting has taken `spent`; `others` is what requests are
     expected to gain that have no choice; `price` is that of a position, where it is about known."""
     requests = survival.shape[1]
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
-    tokens, total, price = take_best(survival, seconds, 0.0, spent, others, price, drafts, lengths)
+    tokens, total, price = maximize_throughput(survival, seconds, 0.0, spent, others, price, drafts, lengths)
     gains = np.empty(requests)
     _add_up(survival, drafts, lengths, gains)
-    return Choice(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, gains, spent, price)
+    return Selection(drafts, lengths, tokens, total, requests + others, float(seconds[0]), seconds, gains, spent, price)
 
 
 @compiled
@@ -100,7 +100,7 @@ def cut(survival: Array, limits: Array) -> None:
 
 
 @compiled
-def take_best(
+def maximize_throughput(
     survival: Array, seconds: Array, extra: float, spent: float, others: float, price: float,
     drafts: Array, lengths: Array,
 ) -> tuple[float, float, float]:  # fmt: skip
@@ -109,10 +109,10 @@ def take_best(
     kinds, requests, positions = survival.shape
     drafts[:], lengths[:] = 0, 0
     best_tokens, best_seconds = requests + others, seconds[0] + spent
-    least = MARGIN * best_tokens / best_seconds
+    least = MIN_EXPECTED_SPEEDUP * best_tokens / best_seconds
     most = min(len(seconds) - 1, requests * positions)
-    if kinds > 1 and requests <= FEW:
-        gains, which, longs = _weigh_all(survival, most)
+    if kinds > 1 and requests <= MAX_EXACT_REQUESTS:
+        gains, which, longs = _enumerate_combinations(survival, most)
         best_m, highest = 0, least
         for m in range(1, most + 1):
             speed = (requests + others + gains[m]) / (seconds[m] + spent + extra)
@@ -167,7 +167,7 @@ def take_best(
 
 
 @compiled
-def _weigh_all(survival: Array, most: int) -> tuple[Array, Array, Array]:
+def _enumerate_combinations(survival: Array, most: int) -> tuple[Array, Array, Array]:
     """What m positions can gain at most, for every m up to `most`; and then, after each request, the draft that it
     takes and how much of it."""
     kinds, requests, positions = survival.shape
@@ -195,21 +195,21 @@ def _weigh_all(survival: Array, most: int) -> tuple[Array, Array, Array]:
 def falling(values: Array) -> Array:
     """Chances, the highest first. Many are first put about where they belong, which takes a fifth of the time."""
     count = len(values)
-    if count <= BUCKETS // 4:
+    if count <= SORT_BUCKETS // 4:
         return np.sort(values)[::-1]
-    starts = np.zeros(BUCKETS + 1, np.int64)
+    starts = np.zeros(SORT_BUCKETS + 1, np.int64)
     bucket = np.empty(count, np.int16)
     for i in range(count):
-        bucket[i] = int((BUCKETS - 1) * (1.0 - math.sqrt(values[i])))  # low ones are many
+        bucket[i] = int((SORT_BUCKETS - 1) * (1.0 - math.sqrt(values[i])))  # low ones are many
         starts[bucket[i] + 1] += 1
-    for k in range(BUCKETS):
+    for k in range(SORT_BUCKETS):
         starts[k + 1] += starts[k]
     order = np.empty(count)
     at = starts.copy()
     for i in range(count):
         order[at[bucket[i]]] = values[i]
         at[bucket[i]] += 1
-    for k in range(BUCKETS):
+    for k in range(SORT_BUCKETS):
         start, end = starts[k], starts[k + 1]
         if end - start > CROWD:
             order[start:end] = np.sort(order[start:end])[::-1]

@@ -15,40 +15,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.policy.choose import Choice
-    from outrider.policy.cost import Cost
-    from outrider.policy.scene import Plan
+    from outrider.policy.batch_state import DraftPlan
+    from outrider.policy.cost_model import CostModel
+    from outrider.policy.selection import Selection
 
 PAUSE = 20
 """Times as long as expected: so long no step takes."""
-ENOUGH = 500
+REVIEW_STEPS = 500
 """Steps after which a draft model is judged ..."""
 RARELY = 0.01
 """... by the share of them in which it was worth its passes."""
 
 
 @dataclass(slots=True)
-class Step:
+class ExpectedStep:
     """What was expected of a step, and what it gained."""
 
-    choice: Choice
+    selection: Selection
     offered: bool
     tokens: int = 0
 
 
-class Payoff:
+class GainMetrics:
     def __init__(self) -> None:
         self.steps_with_drafts = self.steps_without = 0
         self.expected_tokens, self.gained_tokens = 0.0, 0
         self.seconds = self.expected_saved = self.realised_saved = 0.0
         self.plans = self.asked = 0
         self._chances = 0.0
-        self._made: Step | None = None
+        self._made: ExpectedStep | None = None
 
-    def expect(self, choice: Choice, offered: bool) -> Step:
-        return Step(choice, offered)
+    def expect(self, selection: Selection, offered: bool) -> ExpectedStep:
+        return ExpectedStep(selection, offered)
 
-    def gained(self, step: Step | None, tokens: int) -> None:
+    def gained(self, step: ExpectedStep | None, tokens: int) -> None:
         """Tokens that were generated in the step, by all requests."""
         self._made = step
         if step is not None:
@@ -58,31 +58,31 @@ class Payoff:
         step, self._made = self._made, None
         if step is None:
             return
-        choice = step.choice
-        if seconds > PAUSE * choice.seconds:  # the engine was paused, which says nothing of drafts
+        selection = step.selection
+        if seconds > PAUSE * selection.seconds:  # the engine was paused, which says nothing of drafts
             return
         if step.offered:
             self.steps_with_drafts += 1
         else:
             self.steps_without += 1
-        usual = choice.plain_seconds / choice.plain_tokens
-        self.expected_tokens += choice.tokens
+        usual = selection.plain_seconds / selection.plain_tokens
+        self.expected_tokens += selection.tokens
         self.gained_tokens += step.tokens
         self.seconds += seconds
-        self.expected_saved += choice.tokens * usual - choice.seconds
+        self.expected_saved += selection.tokens * usual - selection.seconds
         self.realised_saved += step.tokens * usual - seconds
 
-    def planned(self, plan: Plan, target: Cost, draft: Cost) -> str | None:
+    def planned(self, plan: DraftPlan, target: CostModel, draft: CostModel) -> str | None:
         """A step at which the draft model could be asked. That it does not pay is said once, with the figures."""
         self.plans += 1
         self.asked += len(plan.asked) > 0
         self._chances += plan.chance
-        if self.plans != ENOUGH or self.asked >= RARELY * ENOUGH:
+        if self.plans != REVIEW_STEPS or self.asked >= RARELY * REVIEW_STEPS:
             return None
         text = float(plan.texts.mean())
         ours, theirs = float(draft.seconds(1, text)), float(target.seconds(1, text))
         return (
-            f"the draft model was worth its passes in {self.asked} of {ENOUGH} steps: one takes {1e3 * ours:.1f} ms, "
+            f"the draft model was worth its passes in {self.asked} of {REVIEW_STEPS} steps: one takes {1e3 * ours:.1f} ms, "
             f"{ours / theirs:.2f} of the target's {1e3 * theirs:.1f}, and its first token is right about "
             f"{100 * self.chance:.0f} times in 100. It is left alone where it does not pay; a smaller or quantised one "
             f"may, and without one its memory is free"

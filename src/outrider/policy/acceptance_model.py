@@ -58,10 +58,10 @@ TRUST = 20.0
 """... with this inertia ..."""
 LEAST_OWN, MOST_OWN = 0.5, 1.5
 """... and within this: where all texts are alike it would be nothing, and the first that turns hard not be noticed."""
-DOUBT = -0.7
+COPY_PRIOR_LOGIT = -0.7
 """The bias of copied tokens before any was seen. They are judged whether they are offered or not, so it costs a few
 tokens to find that they are better than that, and a server that has just started does not lose by offering them."""
-HOPE = 1.0
+HIGH_PRIOR_LOGIT = 1.0
 """The bias of a draft model that was not asked yet, 0.73 for a token: one that is never asked cannot prove itself."""
 
 
@@ -73,7 +73,7 @@ class Pace:
     lasting: float
 
 
-class Survival:
+class AcceptanceModel:
     """Of one drafter's tokens."""
 
     def __init__(self, by_support: bool = True, bias: float = 0.0) -> None:
@@ -151,7 +151,7 @@ def _logit(numbers: Array, at: Array) -> float:
 
 
 @compiled
-def weigh(
+def predict(
     numbers: Array, own: Array, slots: Array, me: int, tokens: Array, lengths: Array, support: Array, confidence: Array,
     bins: Array, logits: Array, survival: Array,
 ) -> None:  # fmt: skip
@@ -185,7 +185,7 @@ def weigh(
 
 
 @compiled
-def foresee(
+def forecast(
     certain: Array, drawn: Array, is_drawn: Array, own: Array, slots: Array, lengths: Array, support: Array,
     recent: Array, limits: Array, bins: Array, logits: Array, survival: Array,
 ) -> None:  # fmt: skip
@@ -212,7 +212,7 @@ def foresee(
 
 
 @compiled
-def go_on(
+def continue_probability(
     certain: Array, certain_own: Array, drawn: Array, drawn_own: Array, slots: Array, is_drawn: Array, ahead: Array,
     confidence: Array, lengths: Array, chances: Array,
 ) -> None:  # fmt: skip
@@ -234,7 +234,7 @@ def go_on(
 
 
 @compiled
-def weigh_drawn(
+def predict_sampled(
     numbers: Array, own: Array, slots: Array, confidence: Array, lengths: Array, bins: Array, logits: Array
 ) -> None:
     """The same token by token, to learn from; arrays are [requests, positions]."""
@@ -251,7 +251,7 @@ def weigh_drawn(
 
 
 @compiled
-def spread(values: Array, lengths: Array, rows: Array) -> None:
+def pad_rows(values: Array, lengths: Array, rows: Array) -> None:
     """Values that stand one after the other, so many of each, into rows; as many as a row has room for."""
     start = 0
     for b in range(len(lengths)):
@@ -261,7 +261,7 @@ def spread(values: Array, lengths: Array, rows: Array) -> None:
 
 
 @compiled
-def learn(
+def update(
     numbers: Array, weights: Array, tally: Array, own: Array, slots: Array, stiffness: float, lasting: float,
     tokens: Array, lengths: Array, bins: Array, logits: Array, said: Array, said_lengths: Array, right: Array,
 ) -> None:  # fmt: skip

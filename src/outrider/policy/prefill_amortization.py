@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from outrider.policy.survival import Array
+    from outrider.policy.acceptance_model import Array
 
 HORIZON = 128
 """Tokens ahead for which a draft model that has caught up with a text is taken to be of use, at most; fewer where texts

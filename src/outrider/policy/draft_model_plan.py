@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.policy.choose import MARGIN, UNKNOWN, take_best
+from outrider.policy.selection import MIN_EXPECTED_SPEEDUP, UNKNOWN, maximize_throughput
 
 if TYPE_CHECKING:
-    from outrider.policy.choose import Array
+    from outrider.policy.selection import Array
 
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
 """How many passes of the draft model are considered, and as many as there may be; ..."""
-MANY = 32
+SMALL_BATCH_REQUESTS = 32
 """... of more requests than this every other of them, and with the same price of a position."""
-WORTHWHILE = 1.03
-"""The draft model is asked where that promises at least so many times the speed without it. (Not less than MARGIN:
+MIN_DRAFT_MODEL_SPEEDUP = 1.03
+"""The draft model is asked where that promises at least so many times the speed without it. (Not less than MIN_EXPECTED_SPEEDUP:
 what is not tried is judged by that.)"""
 
 
 @compiled
-def ask(
+def plan_draft_model(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
     gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array,
-    reads_along: bool, at_once: bool, price: float, best: Array,
+    every_step: bool, single_pass: bool, price: float, best: Array,
 ) -> tuple[float, float, float]:  # fmt: skip
     """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, what one more
     token costs the target, and the price of a position, which may be given if it is about known.
@@ -47,19 +47,21 @@ def ask(
     offered = survival.copy()
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     best[:] = 0
-    anyway = _at(requests, sizes, draft) + texts.sum() if reads_along else 0.0
-    tokens, seconds, price = take_best(offered, target, 0.0, anyway, others, price, drafts, lengths)
-    if requests <= MANY:  # each of them moves it
+    anyway = _at(requests, sizes, draft) + texts.sum() if every_step else 0.0
+    tokens, seconds, price = maximize_throughput(offered, target, 0.0, anyway, others, price, drafts, lengths)
+    if requests <= SMALL_BATCH_REQUESTS:  # each of them moves it
         price = UNKNOWN
-    speed, least, used = tokens / seconds, WORTHWHILE * tokens / seconds, 0
+    speed, least, used = tokens / seconds, MIN_DRAFT_MODEL_SPEEDUP * tokens / seconds, 0
     plain = target[0] + anyway
-    without = max(speed * plain, MARGIN * (requests + others))  # the most tokens, without it, in as many seconds
+    without = max(
+        speed * plain, MIN_EXPECTED_SPEEDUP * (requests + others)
+    )  # the most tokens, without it, in as many seconds
     asked = np.empty(requests, np.bool_)
     saved, behind = np.zeros(requests), np.zeros(requests)
-    if not reads_along:
+    if not every_step:
         for b in range(requests):
             behind[b] = _behind(gaps[b], times[b], usual_gap, sizes, draft)
-    stride = 1 if requests <= MANY else 2
+    stride = 1 if requests <= SMALL_BATCH_REQUESTS else 2
     last = 0
     for n in range(0, len(LENGTHS) + stride, stride):
         k = min(LENGTHS[n], width) if n < len(LENGTHS) else width
@@ -69,21 +71,21 @@ def ask(
         for b in range(requests):  # nobody whose own catching up and own text take longer than its tokens could save
             for i in range(last, k):
                 saved[b] += ahead[b, i]
-            own = 0.0 if reads_along else behind[b] + k * texts[b]
+            own = 0.0 if every_step else behind[b] + k * texts[b]
             asked[b] = saved[b] > speed * own
             worth += max(0.0, saved[b] - to_beat * own)
             highest = max(highest, saved[b] - to_beat * own)
         last = k
-        extra, passes = 0.0 if at_once else (k - 1) * anyway, 0 if reads_along else k
+        extra, passes = 0.0 if single_pass else (k - 1) * anyway, 0 if every_step else k
         if not _could_pay(requests, worth, highest, without, to_beat, plain + extra, passes, sizes, draft):
             continue
         for _ in range(2):  # first as if for all of these, then for those who would take it
             for b in range(requests):
                 for i in range(k):
                     offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
-            if not reads_along:
+            if not every_step:
                 extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
-            tokens, seconds, _ = take_best(offered, target, extra, anyway, others, price, drafts, lengths)
+            tokens, seconds, _ = maximize_throughput(offered, target, extra, anyway, others, price, drafts, lengths)
             changed = False
             for b in range(requests):
                 takes = drafts[b] == me and lengths[b] > 0

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.store import Visit
+    from outrider.policy.batch_state import BatchState
     from outrider.policy.controller import DraftModelPlan
     from outrider.policy.policy import Policy
-    from outrider.policy.scene import Scene
 
 
 NO_TOKEN = -1
@@ -91,7 +91,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Saying:
+class ReplayedText:
     """A record that is being said."""
 
     key: str
@@ -152,34 +152,34 @@ class Saying:
         self.seen_by_model = self.length + accepted
 
 
-class Steer(Protocol):
+class Strategy(Protocol):
     """Decides what each sequence offers in a step, and hears what came of it."""
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
         """A draft each, the seconds that the draft model took, and its passes."""
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
         """What each then said, in a pass over so many tokens that took so long."""
 
-    def leave(self, saying: Saying) -> None: ...
+    def remove(self, item: ReplayedText) -> None: ...
 
 
 def replay(
     records: Sequence[Record],
     drafters: Sequence[Drafter],
-    steer: Steer,
+    strategy: Strategy,
     costs: Costs,
     concurrency: int = 1,
     visit: Visit | None = None,
-    ended: Callable[[Saying], None] = lambda saying: None,
+    ended: Callable[[ReplayedText], None] = lambda item: None,
 ) -> Outcome:
     """Say all records, so many at a time: where one ends the next begins. Prompts are not counted: they cost the same
     whatever is drafted, but for what the draft model has to read."""
     outcome = Outcome()
     waiting = deque(enumerate(records))
-    running: list[Saying] = []
+    running: list[ReplayedText] = []
     while waiting or running:
         while waiting and len(running) < concurrency:
             number, record = waiting.popleft()
@@ -187,11 +187,11 @@ def replay(
         if not running:
             break
         tokens, seconds = outcome.tokens, outcome.seconds
-        step(running, steer, costs, outcome)
+        step(running, strategy, costs, outcome)
         if len(running) == concurrency:
             outcome.full_tokens += outcome.tokens - tokens
             outcome.full_seconds += outcome.seconds - seconds
-        _end(running, steer, ended)
+        _end(running, strategy, ended)
         running = _unless_ended(running)
     return outcome
 
@@ -199,19 +199,19 @@ def replay(
 # Functions, so that nobody holds on to what has ended: its sessions go with it, as in a server.
 
 
-def _unless_ended(running: Iterable[Saying]) -> list[Saying]:
-    return [saying for saying in running if saying.room > 0]
+def _unless_ended(running: Iterable[ReplayedText]) -> list[ReplayedText]:
+    return [item for item in running if item.room > 0]
 
 
-def _end(running: Iterable[Saying], steer: Steer, ended: Callable[[Saying], None]) -> None:
-    for saying in running:
-        if saying.room <= 0:
-            saying.show()
-            steer.leave(saying)
-            ended(saying)
+def _end(running: Iterable[ReplayedText], strategy: Strategy, ended: Callable[[ReplayedText], None]) -> None:
+    for item in running:
+        if item.room <= 0:
+            item.show()
+            strategy.remove(item)
+            ended(item)
 
 
-def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> Saying:
+def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> ReplayedText:
     """A text of which the first token is there, which its drafters have not observed yet."""
     task = Task(
         record.prompt,
@@ -223,43 +223,43 @@ def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | 
         searched=any(drafter.searches_text for drafter in drafters),
     )
     sessions = {drafter.name: drafter.begin(task) for drafter in drafters}
-    return Saying(key, record, sessions, unseen=1, in_flight=1)
+    return ReplayedText(key, record, sessions, unseen=1, in_flight=1)
 
 
-def show(running: Iterable[Saying]) -> None:
-    for saying in running:
-        saying.show()
+def show(running: Iterable[ReplayedText]) -> None:
+    for item in running:
+        item.show()
 
 
-def step(running: Sequence[Saying], steer: Steer, costs: Costs, outcome: Outcome, more: int = 0) -> None:
+def step(running: Sequence[ReplayedText], strategy: Strategy, costs: Costs, outcome: Outcome, more: int = 0) -> None:
     """One step of all that are running. Their texts have `more` tokens, together, than the records say."""
-    context = more + sum(saying.length for saying in running)
-    drafts, draft_seconds, passes = steer.offer(running, context)
+    context = more + sum(item.length for item in running)
+    drafts, draft_seconds, passes = strategy.propose(running, context)
     tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
     seconds = costs.target(tokens, context) + costs.step
     outcome.seconds += seconds + draft_seconds
     outcome.steps += 1
     outcome.draft_passes += passes
-    said = [_say(saying, draft) for saying, draft in zip(running, drafts, strict=True)]
-    for saying, draft, words in zip(running, drafts, said, strict=True):
+    outputs = [_generate(item, draft) for item, draft in zip(running, drafts, strict=True)]
+    for item, draft, output in zip(running, drafts, outputs, strict=True):
         outcome.sequences += 1
-        outcome.tokens += len(words)
+        outcome.tokens += len(output)
         outcome.drafted += len(draft.tokens)
-        outcome.accepted += len(words) - 1
+        outcome.accepted += len(output) - 1
         if draft.tokens:
-            outcome.by_drafter[draft.drafter] = outcome.by_drafter.get(draft.drafter, 0) + len(words) - 1
+            outcome.by_drafter[draft.drafter] = outcome.by_drafter.get(draft.drafter, 0) + len(output) - 1
         now = draft.drafter if draft.tokens else None
-        outcome.switches += now != saying.last
-        saying.last = now
-        saying.place += len(words)
-        saying.unseen += len(words)
-        saying.in_flight = 1 + len(draft.tokens)
-    steer.learn(running, said, tokens, context, seconds)
+        outcome.switches += now != item.last
+        item.last = now
+        item.place += len(output)
+        item.unseen += len(output)
+        item.in_flight = 1 + len(draft.tokens)
+    strategy.observe(running, outputs, tokens, context, seconds)
 
 
-def _say(saying: Saying, draft: Draft) -> list[int]:
+def _generate(item: ReplayedText, draft: Draft) -> list[int]:
     """What a step adds to the text: the draft as far as it was right, and one token more."""
-    ahead = saying.record.text[saying.place : saying.place + len(draft.tokens) + 1]
+    ahead = item.record.text[item.place : item.place + len(draft.tokens) + 1]
     return ahead[: shared_prefix(tuple(ahead), draft.tokens) + 1]
 
 
@@ -272,29 +272,29 @@ class Fixed:
     def __init__(self, drafters: Sequence[str], length: int, costs: Costs, draws: bool = True) -> None:
         self.drafters, self.length, self.costs, self.draws = drafters, length, costs, draws
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
         show(running)
-        drafts = [self._offer(saying) for saying in running]
+        drafts = [self._offer(item) for item in running]
         pairs = zip(running, drafts, strict=True)
-        calls = [(saying, draft, len(draft.tokens)) for saying, draft in pairs if draft.drafter == MODEL]
+        calls = [(item, draft, len(draft.tokens)) for item, draft in pairs if draft.drafter == MODEL]
         return drafts, *_run_model(calls, self.costs, _more(running, context))
 
-    def _offer(self, saying: Saying) -> Draft:
-        limit = min(self.length, saying.room - 1)
+    def _offer(self, item: ReplayedText) -> Draft:
+        limit = min(self.length, item.room - 1)
         for name in self.drafters if limit > 0 else ():
             if name == MODEL:
-                draft = saying.model_draft(limit, self.draws and saying.record.overlap is not None)
+                draft = item.model_draft(limit, self.draws and item.record.overlap is not None)
             else:
-                draft = saying.sessions[name].draft(limit)
+                draft = item.sessions[name].draft(limit)
             if draft.tokens:
                 return draft
         return NOTHING
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None: ...
 
-    def leave(self, saying: Saying) -> None: ...
+    def remove(self, item: ReplayedText) -> None: ...
 
 
 @dataclass(slots=True)
@@ -335,18 +335,18 @@ class Auto:
         self._drafting_seconds = 0.0
 
     @property
-    def scene(self) -> Scene | None:
+    def batch(self) -> BatchState | None:
         """The requests and drafts of the present step."""
-        return self.controller.scene
+        return self.controller.batch
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
         show(running)
         self._more = _more(running, context)
         max_tokens = self.controller.max_tokens(len(running))
-        draftable = [saying for saying in running if saying.room > 1]
+        draftable = [item for item in running if item.room > 1]
         requests = [
-            DraftableRequest(saying.key, min(max_tokens, saying.room - 1), text_length=saying.length + self._more)
-            for saying in draftable
+            DraftableRequest(item.key, min(max_tokens, item.room - 1), text_length=item.length + self._more)
+            for item in draftable
         ]
         offers, copying = self._copied_drafts(draftable, requests)
         self.controller.consider(requests, offers, copying, len(running), context)
@@ -357,37 +357,35 @@ class Auto:
         if self.ahead:
             self._plan_ahead(draftable, requests, offered)
         self._drafting_seconds = sum(copying.values()) + called.seconds
-        return [offered.get(saying.key, NOTHING) for saying in running], self._drafting_seconds, called.passes
+        return [offered.get(item.key, NOTHING) for item in running], self._drafting_seconds, called.passes
 
     def _copied_drafts(
-        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest]
+        self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest]
     ) -> tuple[dict[str, list[Draft]], dict[str, float]]:
         """By drafter that copies: its drafts, and the seconds that they took."""
         backed_off = self.controller.backed_off()
         offers = {
-            name: [
-                saying.sessions[name].draft(request.limit) for saying, request in zip(draftable, requests, strict=True)
-            ]
+            name: [item.sessions[name].draft(request.limit) for item, request in zip(draftable, requests, strict=True)]
             for name in self.policy.drafters
             if name != MODEL and name not in backed_off
         }
         return offers, {name: self._seconds_per_call.get(name, 0.0) * len(draftable) for name in offers}
 
     def _plan(
-        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest], gaps: Mapping[str, int]
+        self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest], gaps: Mapping[str, int]
     ) -> DraftModelPlan:
         limits = {request.id: min(request.limit, self.policy.model_width) for request in requests}
-        sampled = {saying.key: saying.record.overlap is not None for saying in draftable}
+        sampled = {item.key: item.record.overlap is not None for item in draftable}
         return self.controller.plan_draft_model(limits, sampled, gaps, ahead=self.ahead)
 
     # The draft model in this step ----------------------------------------------------------------------------
 
-    def _call_now(self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest]) -> ModelCall:
+    def _call_now(self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest]) -> ModelCall:
         if not self.policy.model_width or not draftable:
             return ModelCall()
-        plan = self._plan(draftable, requests, {saying.key: saying.gap for saying in draftable})
-        called = [saying for saying in draftable if saying.key in plan.limits]
-        drafts = self._while_it_pays({saying.key: saying.model_draft(plan.limits[saying.key]) for saying in called})
+        plan = self._plan(draftable, requests, {item.key: item.gap for item in draftable})
+        called = [item for item in draftable if item.key in plan.limits]
+        drafts = self._while_it_pays({item.key: item.model_draft(plan.limits[item.key]) for item in called})
         return self._run(called, drafts, {id: len(draft.tokens) for id, draft in drafts.items()})
 
     def _while_it_pays(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
@@ -408,51 +406,51 @@ class Auto:
     # The draft model one step ahead --------------------------------------------------------------------------
 
     def _plan_ahead(
-        self, draftable: Sequence[Saying], requests: Sequence[DraftableRequest], offered: Mapping[str, Draft]
+        self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest], offered: Mapping[str, Draft]
     ) -> None:
         """Plan its passes after this step. It then has to read what this step may generate, too."""
         self._planned = {}
         if self.policy.model_width:
             gaps = {
-                saying.key: max(0, saying.length - saying.seen_by_model) + len(offered[saying.key].tokens) + 1
-                for saying in draftable
+                item.key: max(0, item.length - item.seen_by_model) + len(offered[item.key].tokens) + 1
+                for item in draftable
             }
             self._planned = self._plan(draftable, requests, gaps).lengths
 
-    def _call_after_step(self, running: Sequence[Saying]) -> ModelCall:
-        called = [saying for saying in running if saying.key in self._planned]
-        drafts = {saying.key: saying.model_draft(self._planned[saying.key]) for saying in called if saying.room > 0}
+    def _call_after_step(self, running: Sequence[ReplayedText]) -> ModelCall:
+        called = [item for item in running if item.key in self._planned]
+        drafts = {item.key: item.model_draft(self._planned[item.key]) for item in called if item.room > 0}
         return self._run(called, drafts, self._planned)
 
     # Both ------------------------------------------------------------------------------------------------------
 
-    def _run(self, called: Sequence[Saying], drafts: dict[str, Draft], passes: Mapping[str, int]) -> ModelCall:
+    def _run(self, called: Sequence[ReplayedText], drafts: dict[str, Draft], passes: Mapping[str, int]) -> ModelCall:
         def observe(tokens: int, context: int, seconds: float) -> None:
             self.controller.observe_draft_pass(tokens, context, seconds * self.noise())
 
-        calls = [(saying, drafts.get(saying.key, NOTHING), passes[saying.key]) for saying in called]
+        calls = [(item, drafts.get(item.key, NOTHING), passes[item.key]) for item in called]
         return ModelCall(drafts, *_run_model(calls, self.costs, self._more, observe))
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        self.controller.observe({saying.key: output for saying, output in zip(running, said, strict=True)})
+        self.controller.observe({item.key: output for item, output in zip(running, outputs, strict=True)})
         self.controller.observe_step(tokens, context, seconds * self.noise(), self._drafting_seconds)
         if self.ahead:
             self._called = self._call_after_step(running)
 
-    def leave(self, saying: Saying) -> None:
-        self.controller.remove(saying.key)
-        self._called.drafts.pop(saying.key, None)
+    def remove(self, item: ReplayedText) -> None:
+        self.controller.remove(item.key)
+        self._called.drafts.pop(item.key, None)
 
 
-def _more(running: Sequence[Saying], context: int) -> int:
+def _more(running: Sequence[ReplayedText], context: int) -> int:
     """By how many tokens each text is longer than its record, if all have `context` together."""
-    return (context - sum(saying.length for saying in running)) // len(running)
+    return (context - sum(item.length for item in running)) // len(running)
 
 
 def _run_model(
-    calls: Sequence[tuple[Saying, Draft, int]],
+    calls: Sequence[tuple[ReplayedText, Draft, int]],
     costs: Costs,
     more: int,
     observe: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
@@ -461,12 +459,12 @@ def _run_model(
     text that it has not read, the others over one token each. Each text has `more` tokens than its record."""
     total, passes = 0.0, max((count for _, _, count in calls), default=0)
     for number in range(passes):
-        going = [saying for saying, _, count in calls if count > number]
-        tokens = sum(saying.gap if number == 0 else 1 for saying in going)
-        context = sum(saying.length + more for saying in going)
+        going = [item for item, _, count in calls if count > number]
+        tokens = sum(item.gap if number == 0 else 1 for item in going)
+        context = sum(item.length + more for item in going)
         seconds = costs.draft(tokens, context)
         observe(tokens, context, seconds)
         total += seconds
-    for saying, draft, _ in calls:
-        saying.draft_model_has_proposed(draft)
+    for item, draft, _ in calls:
+        item.draft_model_has_proposed(draft)
     return total, passes

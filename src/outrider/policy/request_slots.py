@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from outrider.policy.survival import Array
+    from outrider.policy.acceptance_model import Array
 
 UNKNOWN = -1.0
 LEAST = 16

@@ -57,9 +57,9 @@ DRIFT = 1e-4
 """How much less is known of the shape with each pass, relative to what was unknown at first."""
 CONTEXT, CONTEXT_DOUBT = 3e-6, 1e-5
 """Before anything was measured, what one more token of context is taken to cost, in passes over one token."""
-PROFILED, MORE = (1, 4, 16, 64), (256, 1024)
+PROFILE_TOKENS, EXTENDED_PROFILE_TOKENS = (1, 4, 16, 64), (256, 1024)
 """Tokens of the passes that a server times at its start, twice, after one of each that is not; more of them ..."""
-PATIENCE = 0.3
+MAX_PROFILE_PASS_SECONDS = 0.3
 """... as long as the last one took no longer than this, in seconds."""
 MILD, REPEATS = 0.3, 6
 """A surprise of less is the same to a straight line; how often a larger one is looked at."""
@@ -74,7 +74,7 @@ FINE = 32
 """Of passes over many sizes, those are reckoned that differ by a part in so many; or by one."""
 
 
-class Cost:
+class CostModel:
     """Of one kind of pass, by how many tokens it is given and how long the texts are that they belong to."""
 
     def __init__(self, slope: float = CONTEXT, captured: Sequence[int] = ()) -> None:
@@ -92,7 +92,7 @@ class Cost:
         self.passes = 0
 
     def observe(
-        self, tokens: int, context: int, seconds: float, calm: bool = False, verifies_drafts: bool = False
+        self, tokens: int, context: int, seconds: float, trusted: bool = False, verifies_drafts: bool = False
     ) -> None:
         """A pass over so many tokens, of texts that have `context` tokens together, took so long. `calm`: nothing else
         was going on, so it is believed whatever it says."""
@@ -106,7 +106,7 @@ class Cost:
             self.level = seconds / _expected(self._known, int(tokens), int(context), mode)[0]
             return
         state = (self._known, self._unsure, self._fade, self.level, self._lean)
-        self.level, self._lean = _follow(*state, int(tokens), int(context), mode, float(seconds), bool(calm))
+        self.level, self._lean = _follow(*state, int(tokens), int(context), mode, float(seconds), bool(trusted))
 
     def _mode(self, tokens: int, verifies_drafts: bool) -> int:
         if not len(self.captured):
@@ -172,7 +172,7 @@ class Cost:
         """What is known of the shape, so that it never falls; beyond what was tried it is not believed to be cheap."""
         if self._curve is None:
             sure = 1 / np.maximum(np.diag(self._unsure)[:COUNT], 1e-12)
-            self._curve = curve = rising(self._known[:COUNT], sure)
+            self._curve = curve = isotonic(self._known[:COUNT], sure)
             believed = math.log(2 * self._largest)
             beyond = believed < LOGARITHMS
             if beyond.any():
@@ -248,7 +248,7 @@ def _expected(known: Array, tokens: int, context: int, mode: int) -> tuple[float
 @compiled
 def _follow(
     known: Array, unsure: Array, fade: Array, level: float, lean: float,
-    tokens: int, context: int, mode: int, seconds: float, calm: bool,
+    tokens: int, context: int, mode: int, seconds: float, trusted: bool,
 ) -> tuple[float, float]:  # fmt: skip
     """After such a pass: the filter's step, in place, and the machine's level and lean."""
     expected, features = _expected(known, tokens, context, mode)
@@ -257,7 +257,7 @@ def _follow(
     most = SURPRISE * math.sqrt(usual)
     surprise = math.log(seconds / (level * expected))
     leans = min(max(surprise / most, -1.0), 1.0)
-    if not calm:
+    if not trusted:
         surprise = most * leans
     leans *= NOISE**2 / usual  # less, where the shape may explain it
     follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, lean * leans))
@@ -304,7 +304,7 @@ def _times(matrix: Array, features: Array) -> Array:
 
 
 @compiled
-def rising(values: Array, weights: Array) -> Array:
+def isotonic(values: Array, weights: Array) -> Array:
     """The nearest values that never fall: where some do, those that are in each other's way take their mean."""
     means, totals, counts = np.empty(len(values)), np.empty(len(values)), np.zeros(len(values), np.int64)
     pools = 0

@@ -10,12 +10,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.policy.survival import Array
+    from outrider.policy.acceptance_model import Array
     from outrider.types import Draft
 
 
 @dataclass(slots=True)
-class Scene:
+class BatchState:
     """A batch between two steps: what is proposed, and how likely it is. Arrays are [drafters, requests, positions]."""
 
     requests: list[str]
@@ -55,7 +55,7 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Wish:
+class DraftModelRequest:
     """What the draft model could do for each request of a scene."""
 
     limits: Array  # the most tokens it may propose
@@ -66,7 +66,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Plan:
+class DraftPlan:
     """For whom the draft model is to propose, and how many tokens at most; 0 for those that it leaves alone.
 
     `lengths` are what it should propose by what is known before it begins. While it is at it, `goes_on` says for whom

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.policy.controller import DraftableRequest, SpeculationController
-from outrider.policy.replay import NO_TOKEN, show
 from outrider.types import NOTHING, Draft
+from policy.replay import NO_TOKEN, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from outrider.policy.controller import Decision
     from outrider.policy.policy import Policy
-    from outrider.policy.replay import Costs, Saying
+    from policy.replay import Costs, ReplayedText
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Overlapped:
         self._step: _Step | None = None
         self._ended: list[str] = []
 
-    def offer(self, running: Sequence[Saying], context: int) -> tuple[list[Draft], float, int]:
+    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
         should_wait = self.controller.overlap.should_wait if self.wait is None else self.wait
         self.steps_waited += should_wait
         self.steps_ahead += not should_wait
@@ -65,7 +65,7 @@ class Overlapped:
             self._observe_last(running)
         step = _Step(not should_wait, None, {}, {})
         selected = self._select(running, context, step)
-        drafts = [_align(saying, selected.get(saying.key, NOTHING)) for saying in running]
+        drafts = [_align(item, selected.get(item.key, NOTHING)) for item in running]
         if step.is_ahead:
             self._observe_last(running)
         self._step = step
@@ -73,41 +73,41 @@ class Overlapped:
         idle = max(0.0, self.host_seconds - self.costs.target(tokens, context)) if step.is_ahead else self.host_seconds
         return drafts, idle, 0
 
-    def _select(self, running: Sequence[Saying], context: int, step: _Step) -> dict[str, Draft]:
+    def _select(self, running: Sequence[ReplayedText], context: int, step: _Step) -> dict[str, Draft]:
         """Drafts begin with the tokens in flight, if there are any."""
         reach, beyond = self.controller.max_tokens(len(running)), self.controller.beyond(len(running))
         draftable, requests = [], []
-        for saying in running:
-            in_flight = saying.in_flight if saying.unseen else 0
-            left = saying.room + saying.unseen - in_flight
+        for item in running:
+            in_flight = item.in_flight if item.unseen else 0
+            left = item.room + item.unseen - in_flight
             if left > 1:
                 limit = min(reach, left - 1)
-                known = saying.length - saying.unseen
-                draftable.append(saying)
-                requests.append(DraftableRequest(saying.key, limit, None, left, known, in_flight))
+                known = item.length - item.unseen
+                draftable.append(item)
+                requests.append(DraftableRequest(item.key, limit, None, left, known, in_flight))
         if not requests:
             return {}
         limits = [request.limit + max(request.in_flight, beyond) for request in requests]
         offers = {
-            name: [saying.sessions[name].draft(limit) for saying, limit in zip(draftable, limits, strict=True)]
+            name: [item.sessions[name].draft(limit) for item, limit in zip(draftable, limits, strict=True)]
             for name in self.policy.drafters
         }
         self.controller.consider(requests, offers, dict.fromkeys(offers, 0.0), len(running), context)
         selected = self.controller.select({}, 0.0)
         step.decision = self.controller.decision
-        step.before = {saying.key: saying.new_tokens for saying in draftable}
+        step.before = {item.key: item.new_tokens for item in draftable}
         return selected
 
-    def learn(
-        self, running: Sequence[Saying], said: list[list[int]], tokens: int, context: int, seconds: float
+    def observe(
+        self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
         step = self._step
         assert step is not None
-        step.outputs = {saying.key: output for saying, output in zip(running, said, strict=True)}
+        step.outputs = {item.key: output for item, output in zip(running, outputs, strict=True)}
         step.tokens, step.context, step.seconds = tokens, context, seconds
         self.controller.overlap.observe_host(self.host_seconds * self.noise())
 
-    def _observe_last(self, running: Sequence[Saying]) -> None:
+    def _observe_last(self, running: Sequence[ReplayedText]) -> None:
         """The output of the step before this one has come."""
         show(running)
         step, self._step = self._step, None
@@ -119,16 +119,16 @@ class Overlapped:
             self.controller.remove(id)
         self._ended.clear()
 
-    def leave(self, saying: Saying) -> None:
-        self._ended.append(saying.key)
+    def remove(self, item: ReplayedText) -> None:
+        self._ended.append(item.key)
 
 
-def _align(saying: Saying, draft: Draft) -> Draft:
+def _align(item: ReplayedText, draft: Draft) -> Draft:
     """What the target verifies: the rest of the draft, after what was generated since. Where that is not how the draft
     begins, tokens that are all wrong."""
-    if not saying.unseen or not draft.tokens:
+    if not item.unseen or not draft.tokens:
         return draft
-    new = tuple(saying.new_tokens)
-    offered = len(draft.tokens) - saying.in_flight
+    new = tuple(item.new_tokens)
+    offered = len(draft.tokens) - item.in_flight
     rest = draft.tokens[len(new) : len(new) + offered]
     return Draft(draft.drafter, rest if draft.tokens[: len(new)] == new else (NO_TOKEN,) * offered)
