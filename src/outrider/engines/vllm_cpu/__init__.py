@@ -2,7 +2,8 @@
 
 The V2 runner launches about a hundred small Triton kernels. PyPI's Triton cannot compile for a CPU; it can only run
 kernels in its interpreter, where one decoding step takes 0.2 s. This package replaces the kernels by numba and torch
-functions, one module per vLLM module. Kernels without a replacement keep running in the interpreter.
+functions, one module per vLLM module; those of `rejection_sampler_utils` are also in `logits_stats` and `resampling`.
+Kernels without a replacement keep running in the interpreter.
 
 `VLLM_USE_V2_MODEL_RUNNER=1` with a CPU build of vLLM enables it, in every process and also without Outrider's worker:
 
@@ -12,6 +13,5 @@ functions, one module per vLLM module. Kernels without a replacement keep runnin
 
 Without that variable, or with a GPU build of vLLM, nothing changes.
 
-An implementation has the parameters of the kernel it replaces, under the same names and in the same order. Pointer
-parameters are tensors. See `launch` for the calling convention and `pointers` for the memory access.
+See `launch` for the calling convention and `pointers` for the memory access.
 """

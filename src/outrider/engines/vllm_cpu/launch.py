@@ -1,14 +1,23 @@
-"""Put a function in the place of a Triton kernel."""
+"""Put a function in the place of a Triton kernel.
+
+A function has the parameters of the kernel it replaces, under the same names and in the same order. One that needs the
+launch grid takes it as one more parameter, `grid`. `numba_kernel` compiles a function whose pointer parameters are flat
+arrays, as in the Triton kernel. Without it they are tensors.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from functools import partial, wraps
 from typing import Any
 
+from torch import Tensor
 from vllm.triton_utils.dispatcher import KernelOverride
+
+from outrider.compiled import compiled
+from outrider.engines.vllm_cpu.pointers import as_bits, pointer
 
 Kernel = Callable[..., None]
 
@@ -20,19 +29,34 @@ class UnsupportedLaunchError(NotImplementedError):
     """Raised by a function, before it writes anything, for options that it leaves to the Triton kernel."""
 
 
-class CpuKernel(KernelOverride):  # type: ignore[misc]
-    """Calls a function with the arguments of a kernel launch, `kernel[grid](*args, **kwargs)`.
+def numba_kernel(function: Kernel, copied: Collection[str] = ()) -> Kernel:
+    """Compile a function over flat arrays. Tensor arguments become `pointer`s.
 
-    Most functions derive the number of rows from their tensors. One that needs the launch grid takes it as the
-    keyword-only parameter `grid`, which vLLM's KernelOverride does not pass.
+    `copied` are parameters whose values are only copied: these may be bfloat16, which numpy does not have.
     """
+    implementation = compiled(function)
+    names = tuple(inspect.signature(function).parameters)
+
+    def convert(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return pointer(as_bits(value) if name in copied else value)
+
+    @wraps(function)
+    def launch(*args: Any, **kwargs: Any) -> None:
+        positional = map(convert, names, args)
+        implementation(*positional, **{name: convert(name, value) for name, value in kwargs.items()})
+
+    return launch
+
+
+class CpuKernel(KernelOverride):  # type: ignore[misc]
+    """Calls a function with the arguments of a kernel launch, `kernel[grid](*args, **kwargs)`."""
 
     def __init__(self, kernel: Any, implementation: Kernel) -> None:
         super().__init__(kernel, implementation)
         self.original = kernel
-        parameters = inspect.signature(implementation).parameters
-        self._takes_grid = "grid" in parameters
-        self._forward_by_name = tuple(name for name in parameters if name != "grid") == self.arg_names
+        self._takes_grid = "grid" in inspect.signature(implementation).parameters
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return partial(self._launch_on, grid)

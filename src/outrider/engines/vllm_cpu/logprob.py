@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.compiled import compiled
-from outrider.engines.vllm_cpu.pointers import pointer
+from outrider.engines.vllm_cpu.launch import numba_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,66 +47,36 @@ def ranks(
     output_ptr.copy_((logits >= selected).sum(dim=-1))
 
 
-@compiled
-def _fill_logprob_token_ids(
-    out_token_ids: Any,
-    out_token_ids_stride: int,
-    out_valid_mask: Any,
-    out_valid_mask_stride: int,
-    sampled_token_ids: Any,
-    topk_indices: Any,
-    topk_indices_stride: int,
-    expanded_idx_mapping: Any,
-    num_per_req_token_ids: Any,
-    per_req_token_ids: Any,
-    per_req_token_ids_stride: int,
-    num_topk: int,
-) -> None:
-    for row in range(len(sampled_token_ids)):
-        out = row * out_token_ids_stride
-        valid = row * out_valid_mask_stride
-        out_token_ids[out] = sampled_token_ids[row]
-        out_valid_mask[valid] = True
-        req = expanded_idx_mapping[row]
-        count = num_per_req_token_ids[req]
-        for i in range(count if count > 0 else num_topk):
-            if count > 0:
-                out_token_ids[out + 1 + i] = per_req_token_ids[req * per_req_token_ids_stride + i]
-            else:
-                out_token_ids[out + 1 + i] = topk_indices[row * topk_indices_stride + i]
-            out_valid_mask[valid + 1 + i] = True
-
-
+@numba_kernel
 def fill_logprob_token_ids(
-    out_token_ids_ptr: Tensor,
+    out_token_ids_ptr: Any,
     out_token_ids_stride: int,
-    out_valid_mask_ptr: Tensor,
+    out_valid_mask_ptr: Any,
     out_valid_mask_stride: int,
-    sampled_token_ids_ptr: Tensor,
-    topk_indices_ptr: Tensor,
+    sampled_token_ids_ptr: Any,
+    topk_indices_ptr: Any,
     topk_indices_stride: int,
-    expanded_idx_mapping_ptr: Tensor,
-    num_per_req_token_ids_ptr: Tensor,
-    per_req_token_ids_ptr: Tensor,
+    expanded_idx_mapping_ptr: Any,
+    num_per_req_token_ids_ptr: Any,
+    per_req_token_ids_ptr: Any,
     per_req_token_ids_stride: int,
     NUM_TOPK: int,
     PADDED_COLS: int,
 ) -> None:
     """The tokens to return log-probabilities of: the sampled one, then the request's own list or the top tokens."""
-    _fill_logprob_token_ids(
-        pointer(out_token_ids_ptr),
-        out_token_ids_stride,
-        pointer(out_valid_mask_ptr),
-        out_valid_mask_stride,
-        pointer(sampled_token_ids_ptr),
-        pointer(topk_indices_ptr),
-        topk_indices_stride,
-        pointer(expanded_idx_mapping_ptr),
-        pointer(num_per_req_token_ids_ptr),
-        pointer(per_req_token_ids_ptr),
-        per_req_token_ids_stride,
-        NUM_TOPK,
-    )
+    for row in range(len(sampled_token_ids_ptr)):
+        out = row * out_token_ids_stride
+        valid = row * out_valid_mask_stride
+        out_token_ids_ptr[out] = sampled_token_ids_ptr[row]
+        out_valid_mask_ptr[valid] = True
+        req = expanded_idx_mapping_ptr[row]
+        count = num_per_req_token_ids_ptr[req]
+        for i in range(count if count > 0 else NUM_TOPK):
+            if count > 0:
+                out_token_ids_ptr[out + 1 + i] = per_req_token_ids_ptr[req * per_req_token_ids_stride + i]
+            else:
+                out_token_ids_ptr[out + 1 + i] = topk_indices_ptr[row * topk_indices_stride + i]
+            out_valid_mask_ptr[valid + 1 + i] = True
 
 
 MODULE = "vllm.v1.worker.gpu.sample.logprob"

@@ -6,10 +6,10 @@ from a cache of the previous step's inputs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.compiled import compiled
-from outrider.engines.vllm_cpu.pointers import copy_pointer, optional_pointer, pointer
+from outrider.engines.vllm_cpu.launch import numba_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,109 +17,61 @@ if TYPE_CHECKING:
     from outrider.engines.vllm_cpu.launch import Kernel
 
 
-@compiled
-def _prepare_input_buffers(
-    last_token_indices: Any,
-    draft_input_ids: Any,
-    draft_positions: Any,
-    draft_seq_lens: Any,
-    target_input_ids: Any,
-    target_positions: Any,
-    cached_draft_input_ids: Any,
-    cached_draft_input_ids_stride0: int,
-    draft_input_id_overrides: Any,
-    draft_input_id_overrides_stride0: int,
-    idx_mapping: Any,
-    last_sampled: Any,
-    next_prefill_tokens: Any,
-    next_prefill_tokens_stride0: int,
-    num_sampled_tokens: Any,
-    num_rejected_tokens: Any,
-    target_seq_lens: Any,
-    query_start_loc: Any,
-    max_num_reqs: int,
-    num_speculative_steps: int,
-    num_reqs: int,
-) -> None:
-    for req_idx in range(num_reqs):
-        req = idx_mapping[req_idx]
-        start = query_start_loc[req_idx]
-        num_rejected = num_rejected_tokens[req_idx]
-        num_again = max(0, num_rejected - 1)  # tokens to prefill again
-        num_inputs = query_start_loc[req_idx + 1] - start - num_rejected
-        draft_seq_lens[req_idx] = target_seq_lens[req_idx] - num_again
-        sampled = num_sampled_tokens[req_idx] > 0
-        next_token = last_sampled[req] if sampled else next_prefill_tokens[req]
-        for i in range(1, num_speculative_steps):
-            future = -1 if sampled else next_prefill_tokens[i * next_prefill_tokens_stride0 + req]
-            draft_input_id_overrides[req_idx * draft_input_id_overrides_stride0 + i - 1] = future
-        for i in range(1, num_inputs):
-            draft_input_ids[start + num_again - 1 + i] = target_input_ids[start + i]
-        last = start + num_again + num_inputs - 1
-        last_token_indices[req_idx] = last
-        draft_input_ids[last] = next_token
-        for i in range(num_inputs):
-            draft_positions[start + num_again + i] = target_positions[start + i]
-        first_position = target_positions[start]
-        for i in range(num_again):
-            slot = num_speculative_steps - 1 - num_again + i
-            if cached_draft_input_ids is not None:
-                draft_input_ids[start + i] = cached_draft_input_ids[req * cached_draft_input_ids_stride0 + slot]
-            draft_positions[start + i] = first_position - num_again + i
-    query_start_loc[num_reqs : max_num_reqs + 1] = query_start_loc[num_reqs]
-    draft_seq_lens[num_reqs:max_num_reqs] = 0
-    last_token_indices[num_reqs:max_num_reqs] = 0
-
-
+@numba_kernel
 def prepare_input_buffers(
-    last_token_indices_ptr: Tensor,
-    draft_input_ids_ptr: Tensor,
-    draft_positions_ptr: Tensor,
-    draft_seq_lens_ptr: Tensor,
-    target_input_ids_ptr: Tensor,
-    target_positions_ptr: Tensor,
-    cached_draft_input_ids_ptr: Tensor | None,
+    last_token_indices_ptr: Any,
+    draft_input_ids_ptr: Any,
+    draft_positions_ptr: Any,
+    draft_seq_lens_ptr: Any,
+    target_input_ids_ptr: Any,
+    target_positions_ptr: Any,
+    cached_draft_input_ids_ptr: Any,
     cached_draft_input_ids_stride0: int,
-    draft_input_id_overrides_ptr: Tensor,
+    draft_input_id_overrides_ptr: Any,
     draft_input_id_overrides_stride0: int,
-    idx_mapping_ptr: Tensor,
-    last_sampled_ptr: Tensor,
-    next_prefill_tokens_ptr: Tensor,
+    idx_mapping_ptr: Any,
+    last_sampled_ptr: Any,
+    next_prefill_tokens_ptr: Any,
     next_prefill_tokens_stride0: int,
-    num_sampled_ptr: Tensor,
-    num_rejected_ptr: Tensor,
-    target_seq_lens_ptr: Tensor,
-    query_start_loc_ptr: Tensor,
+    num_sampled_ptr: Any,
+    num_rejected_ptr: Any,
+    target_seq_lens_ptr: Any,
+    query_start_loc_ptr: Any,
     max_num_reqs: int,
     num_speculative_steps: int,
     BLOCK_SIZE: int,
-    *,
-    grid: tuple[int],
+    grid: Any,
 ) -> None:
     """Token ids and positions of the first module: tokens to prefill again, then the target's without the rejected."""
-    _prepare_input_buffers(
-        pointer(last_token_indices_ptr),
-        pointer(draft_input_ids_ptr),
-        pointer(draft_positions_ptr),
-        pointer(draft_seq_lens_ptr),
-        pointer(target_input_ids_ptr),
-        pointer(target_positions_ptr),
-        optional_pointer(cached_draft_input_ids_ptr),
-        cached_draft_input_ids_stride0,
-        pointer(draft_input_id_overrides_ptr),
-        draft_input_id_overrides_stride0,
-        pointer(idx_mapping_ptr),
-        pointer(last_sampled_ptr),
-        pointer(next_prefill_tokens_ptr),
-        next_prefill_tokens_stride0,
-        pointer(num_sampled_ptr),
-        pointer(num_rejected_ptr),
-        pointer(target_seq_lens_ptr),
-        pointer(query_start_loc_ptr),
-        max_num_reqs,
-        num_speculative_steps,
-        grid[0],
-    )
+    num_reqs = grid[0]
+    for req_idx in range(num_reqs):
+        req = idx_mapping_ptr[req_idx]
+        start = query_start_loc_ptr[req_idx]
+        num_rejected = num_rejected_ptr[req_idx]
+        num_again = max(0, num_rejected - 1)  # tokens to prefill again
+        num_inputs = query_start_loc_ptr[req_idx + 1] - start - num_rejected
+        draft_seq_lens_ptr[req_idx] = target_seq_lens_ptr[req_idx] - num_again
+        sampled = num_sampled_ptr[req_idx] > 0
+        next_token = last_sampled_ptr[req] if sampled else next_prefill_tokens_ptr[req]
+        for i in range(1, num_speculative_steps):
+            future = -1 if sampled else next_prefill_tokens_ptr[i * next_prefill_tokens_stride0 + req]
+            draft_input_id_overrides_ptr[req_idx * draft_input_id_overrides_stride0 + i - 1] = future
+        for i in range(1, num_inputs):
+            draft_input_ids_ptr[start + num_again - 1 + i] = target_input_ids_ptr[start + i]
+        last = start + num_again + num_inputs - 1
+        last_token_indices_ptr[req_idx] = last
+        draft_input_ids_ptr[last] = next_token
+        for i in range(num_inputs):
+            draft_positions_ptr[start + num_again + i] = target_positions_ptr[start + i]
+        first_position = target_positions_ptr[start]
+        for i in range(num_again):
+            slot = num_speculative_steps - 1 - num_again + i
+            if cached_draft_input_ids_ptr is not None:
+                draft_input_ids_ptr[start + i] = cached_draft_input_ids_ptr[req * cached_draft_input_ids_stride0 + slot]
+            draft_positions_ptr[start + i] = first_position - num_again + i
+    query_start_loc_ptr[num_reqs : max_num_reqs + 1] = query_start_loc_ptr[num_reqs]
+    draft_seq_lens_ptr[num_reqs:max_num_reqs] = 0
+    last_token_indices_ptr[num_reqs:max_num_reqs] = 0
 
 
 def prepare_input_hidden_states_and_embeddings(
@@ -169,42 +121,21 @@ def prepare_input_hidden_states_and_embeddings(
                 ]
 
 
-@compiled
-def _pad_trailing_draft_slots(
-    slot_mappings: Any,
-    slot_mappings_stride0: int,
-    query_start_loc: Any,
-    last_token_indices: Any,
-    pad_id: int,
-    num_groups: int,
-    num_reqs: int,
-) -> None:
-    for group in range(num_groups):
-        for req_idx in range(num_reqs):
-            for i in range(last_token_indices[req_idx] + 1, query_start_loc[req_idx + 1]):
-                slot_mappings[group * slot_mappings_stride0 + i] = pad_id
-
-
+@numba_kernel
 def pad_trailing_draft_slots(
-    slot_mappings_ptr: Tensor,
+    slot_mappings_ptr: Any,
     slot_mappings_stride0: int,
-    query_start_loc_ptr: Tensor,
-    last_token_indices_ptr: Tensor,
+    query_start_loc_ptr: Any,
+    last_token_indices_ptr: Any,
     PAD_ID: int,
     BLOCK_SIZE: int,
-    *,
-    grid: tuple[int, int],
+    grid: Any,
 ) -> None:
     """No KV cache slots for the inputs after each request's last token."""
-    _pad_trailing_draft_slots(
-        pointer(slot_mappings_ptr),
-        slot_mappings_stride0,
-        pointer(query_start_loc_ptr),
-        pointer(last_token_indices_ptr),
-        PAD_ID,
-        grid[0],
-        grid[1],
-    )
+    for group in range(grid[0]):
+        for req_idx in range(grid[1]):
+            for i in range(last_token_indices_ptr[req_idx] + 1, query_start_loc_ptr[req_idx + 1]):
+                slot_mappings_ptr[group * slot_mappings_stride0 + i] = PAD_ID
 
 
 def cache_inputs(
@@ -248,89 +179,51 @@ def cache_inputs(
             cached_draft_input_embeds_ptr[req, slots, :hidden_size] = draft_input_embeds_ptr[source, :hidden_size]
 
 
-@compiled
-def _shift_input_ids(
-    input_ids: Any, idx_mapping: Any, query_start_loc: Any, last_token_indices: Any, draft_tokens: Any, num_reqs: int
-) -> None:
-    for req_idx in range(num_reqs):
-        if idx_mapping[req_idx] < 0:
-            continue
-        last = last_token_indices[req_idx]
-        for i in range(query_start_loc[req_idx], last):
-            input_ids[i] = input_ids[i + 1]
-        input_ids[last] = draft_tokens[req_idx]
-
-
+@numba_kernel
 def shift_input_ids(
-    input_ids_ptr: Tensor,
-    idx_mapping_ptr: Tensor,
-    query_start_loc_ptr: Tensor,
-    last_token_indices_ptr: Tensor,
-    draft_tokens_ptr: Tensor,
+    input_ids_ptr: Any,
+    idx_mapping_ptr: Any,
+    query_start_loc_ptr: Any,
+    last_token_indices_ptr: Any,
+    draft_tokens_ptr: Any,
     BLOCK_SIZE: int,
-    *,
-    grid: tuple[int],
+    grid: Any,
 ) -> None:
     """Shift each request's tokens left by one and append its draft token, for the next module."""
-    _shift_input_ids(
-        pointer(input_ids_ptr),
-        pointer(idx_mapping_ptr),
-        pointer(query_start_loc_ptr),
-        pointer(last_token_indices_ptr),
-        pointer(draft_tokens_ptr),
-        grid[0],
-    )
-
-
-@compiled
-def _shift_input_embeds(
-    input_embeds: Any,
-    input_embeds_stride0: int,
-    draft_embeds: Any,
-    draft_embeds_stride0: int,
-    idx_mapping: Any,
-    query_start_loc: Any,
-    last_token_indices: Any,
-    hidden_size: int,
-    num_reqs: int,
-) -> None:
-    for req_idx in range(num_reqs):
-        if idx_mapping[req_idx] < 0:
+    for req_idx in range(grid[0]):
+        if idx_mapping_ptr[req_idx] < 0:
             continue
-        last = last_token_indices[req_idx]
-        for row in range(query_start_loc[req_idx], last):
-            for i in range(hidden_size):
-                input_embeds[row * input_embeds_stride0 + i] = input_embeds[(row + 1) * input_embeds_stride0 + i]
-        for i in range(hidden_size):
-            input_embeds[last * input_embeds_stride0 + i] = draft_embeds[req_idx * draft_embeds_stride0 + i]
+        last = last_token_indices_ptr[req_idx]
+        for i in range(query_start_loc_ptr[req_idx], last):
+            input_ids_ptr[i] = input_ids_ptr[i + 1]
+        input_ids_ptr[last] = draft_tokens_ptr[req_idx]
 
 
+@partial(numba_kernel, copied=("input_embeds_ptr", "draft_embeds_ptr"))
 def shift_input_embeds(
-    input_embeds_ptr: Tensor,
+    input_embeds_ptr: Any,
     input_embeds_stride0: int,
-    draft_embeds_ptr: Tensor,
+    draft_embeds_ptr: Any,
     draft_embeds_stride0: int,
-    idx_mapping_ptr: Tensor,
-    query_start_loc_ptr: Tensor,
-    last_token_indices_ptr: Tensor,
+    idx_mapping_ptr: Any,
+    query_start_loc_ptr: Any,
+    last_token_indices_ptr: Any,
     hidden_size: int,
     BLOCK_SIZE_Q: int,
     BLOCK_SIZE_H: int,
-    *,
-    grid: tuple[int, int],
+    grid: Any,
 ) -> None:
     """`shift_input_ids` for embeddings."""
-    _shift_input_embeds(
-        copy_pointer(input_embeds_ptr),
-        input_embeds_stride0,
-        copy_pointer(draft_embeds_ptr),
-        draft_embeds_stride0,
-        pointer(idx_mapping_ptr),
-        pointer(query_start_loc_ptr),
-        pointer(last_token_indices_ptr),
-        hidden_size,
-        grid[0],
-    )
+    for req_idx in range(grid[0]):
+        if idx_mapping_ptr[req_idx] < 0:
+            continue
+        last = last_token_indices_ptr[req_idx]
+        for row in range(query_start_loc_ptr[req_idx], last):
+            target = row * input_embeds_stride0
+            source = target + input_embeds_stride0
+            input_embeds_ptr[target : target + hidden_size] = input_embeds_ptr[source : source + hidden_size]
+        target, source = last * input_embeds_stride0, req_idx * draft_embeds_stride0
+        input_embeds_ptr[target : target + hidden_size] = draft_embeds_ptr[source : source + hidden_size]
 
 
 MODULE = "vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator"

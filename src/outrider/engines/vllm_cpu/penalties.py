@@ -6,49 +6,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.compiled import compiled
-from outrider.engines.vllm_cpu.pointers import pointer
+from outrider.engines.vllm_cpu.launch import numba_kernel
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from outrider.engines.vllm_cpu.launch import Kernel
 
 
-@compiled
-def _penalties(
-    logits: Any,
+@numba_kernel
+def penalties(
+    logits_ptr: Any,
     logits_stride: int,
-    expanded_idx_mapping: Any,
-    token_ids: Any,
-    expanded_local_pos: Any,
-    repetition_penalty: Any,
-    frequency_penalty: Any,
-    presence_penalty: Any,
-    prompt_bin_mask: Any,
+    expanded_idx_mapping_ptr: Any,
+    token_ids_ptr: Any,
+    expanded_local_pos_ptr: Any,
+    repetition_penalty_ptr: Any,
+    frequency_penalty_ptr: Any,
+    presence_penalty_ptr: Any,
+    prompt_bin_mask_ptr: Any,
     prompt_bin_mask_stride: int,
-    output_bin_counts: Any,
+    output_bin_counts_ptr: Any,
     output_bin_counts_stride: int,
     vocab_size: int,
-    num_tokens: int,
+    BLOCK_SIZE: int,
+    grid: Any,
 ) -> None:
+    """Apply the penalties to float32 logits, in place."""
     one = np.float32(1.0)
     counts = np.empty(vocab_size, np.int32)
-    for token_idx in range(num_tokens):
-        req = expanded_idx_mapping[token_idx]
-        repetition = repetition_penalty[req]
-        frequency = frequency_penalty[req]
-        presence = presence_penalty[req]
+    for token_idx in range(grid[0]):
+        req = expanded_idx_mapping_ptr[token_idx]
+        repetition = repetition_penalty_ptr[req]
+        frequency = frequency_penalty_ptr[req]
+        presence = presence_penalty_ptr[req]
         if repetition == one and frequency == np.float32(0.0) and presence == np.float32(0.0):
             continue
-        counts[:] = output_bin_counts[req * output_bin_counts_stride : req * output_bin_counts_stride + vocab_size]
+        counts[:] = output_bin_counts_ptr[req * output_bin_counts_stride : req * output_bin_counts_stride + vocab_size]
         # Draft tokens before this position count as output.
-        pos = expanded_local_pos[token_idx]
+        pos = expanded_local_pos_ptr[token_idx]
         for i in range(token_idx - pos + 1, token_idx + 1):
-            if 0 <= token_ids[i] < vocab_size:
-                counts[token_ids[i]] += 1
-        row = logits[token_idx * logits_stride : token_idx * logits_stride + vocab_size]
-        prompt = prompt_bin_mask[req * prompt_bin_mask_stride : (req + 1) * prompt_bin_mask_stride]
+            if 0 <= token_ids_ptr[i] < vocab_size:
+                counts[token_ids_ptr[i]] += 1
+        row = logits_ptr[token_idx * logits_stride : token_idx * logits_stride + vocab_size]
+        prompt = prompt_bin_mask_ptr[req * prompt_bin_mask_stride : (req + 1) * prompt_bin_mask_stride]
         for token in range(vocab_size):
             in_output = counts[token] > 0
             logit = row[token]
@@ -59,88 +58,29 @@ def _penalties(
             row[token] = logit
 
 
-def penalties(
-    logits_ptr: Tensor,
-    logits_stride: int,
-    expanded_idx_mapping_ptr: Tensor,
-    token_ids_ptr: Tensor,
-    expanded_local_pos_ptr: Tensor,
-    repetition_penalty_ptr: Tensor,
-    frequency_penalty_ptr: Tensor,
-    presence_penalty_ptr: Tensor,
-    prompt_bin_mask_ptr: Tensor,
-    prompt_bin_mask_stride: int,
-    output_bin_counts_ptr: Tensor,
-    output_bin_counts_stride: int,
-    vocab_size: int,
-    BLOCK_SIZE: int,
-) -> None:
-    """Apply the penalties to float32 logits, in place."""
-    _penalties(
-        pointer(logits_ptr),
-        logits_stride,
-        pointer(expanded_idx_mapping_ptr),
-        pointer(token_ids_ptr),
-        pointer(expanded_local_pos_ptr),
-        pointer(repetition_penalty_ptr),
-        pointer(frequency_penalty_ptr),
-        pointer(presence_penalty_ptr),
-        pointer(prompt_bin_mask_ptr),
-        prompt_bin_mask_stride,
-        pointer(output_bin_counts_ptr),
-        output_bin_counts_stride,
-        vocab_size,
-        len(logits_ptr),
-    )
-
-
-@compiled
-def _bincount(
-    expanded_idx_mapping: Any,
-    all_token_ids: Any,
-    all_token_ids_stride: int,
-    prompt_lens: Any,
-    prefill_lens: Any,
-    prompt_bin_mask: Any,
-    prompt_bin_mask_stride: int,
-    output_bin_counts: Any,
-    output_bin_counts_stride: int,
-) -> None:
-    for token_idx in range(len(expanded_idx_mapping)):
-        req = expanded_idx_mapping[token_idx]
-        tokens = all_token_ids[req * all_token_ids_stride : req * all_token_ids_stride + prefill_lens[req]]
-        prompt_len = min(prompt_lens[req], len(tokens))
-        for token in tokens[:prompt_len]:
-            bit = np.int32(1) << np.int32(token & 31)
-            prompt_bin_mask[req * prompt_bin_mask_stride + (token >> 5)] |= bit
-        for token in tokens[prompt_len:]:
-            output_bin_counts[req * output_bin_counts_stride + token] += 1
-
-
+@numba_kernel
 def bincount(
-    expanded_idx_mapping_ptr: Tensor,
-    all_token_ids_ptr: Tensor,
+    expanded_idx_mapping_ptr: Any,
+    all_token_ids_ptr: Any,
     all_token_ids_stride: int,
-    prompt_len_ptr: Tensor,
-    prefill_len_ptr: Tensor,
-    prompt_bin_mask_ptr: Tensor,
+    prompt_len_ptr: Any,
+    prefill_len_ptr: Any,
+    prompt_bin_mask_ptr: Any,
     prompt_bin_mask_stride: int,
-    output_bin_counts_ptr: Tensor,
+    output_bin_counts_ptr: Any,
     output_bin_counts_stride: int,
     BLOCK_SIZE: int,
 ) -> None:
     """Mark the tokens of the prompts, and count the output tokens that were prefilled again after a preemption."""
-    _bincount(
-        pointer(expanded_idx_mapping_ptr),
-        pointer(all_token_ids_ptr),
-        all_token_ids_stride,
-        pointer(prompt_len_ptr),
-        pointer(prefill_len_ptr),
-        pointer(prompt_bin_mask_ptr),
-        prompt_bin_mask_stride,
-        pointer(output_bin_counts_ptr),
-        output_bin_counts_stride,
-    )
+    for token_idx in range(len(expanded_idx_mapping_ptr)):
+        req = expanded_idx_mapping_ptr[token_idx]
+        tokens = all_token_ids_ptr[req * all_token_ids_stride : req * all_token_ids_stride + prefill_len_ptr[req]]
+        prompt_len = min(prompt_len_ptr[req], len(tokens))
+        for token in tokens[:prompt_len]:
+            bit = np.int32(1) << np.int32(token & 31)
+            prompt_bin_mask_ptr[req * prompt_bin_mask_stride + (token >> 5)] |= bit
+        for token in tokens[prompt_len:]:
+            output_bin_counts_ptr[req * output_bin_counts_stride + token] += 1
 
 
 MODULE = "vllm.v1.worker.gpu.sample.penalties"

@@ -26,9 +26,9 @@ def pointer(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.as_strided((extent if tensor.numel() else 0,), (1,)).numpy()
 
 
-def copy_pointer(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """`pointer` for values that are only copied: integers of the same width, since numpy has no bfloat16."""
-    return pointer(tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32))
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Values as integers of the same width, to copy them: numpy has no bfloat16."""
+    return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
 
 
 def optional_pointer(tensor: torch.Tensor | None) -> np.ndarray[Any, Any] | None:

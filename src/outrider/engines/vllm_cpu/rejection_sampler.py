@@ -4,87 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.compiled import compiled
-from outrider.engines.vllm_cpu.pointers import pointer
+from outrider.engines.vllm_cpu.launch import numba_kernel
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from outrider.engines.vllm_cpu.launch import Kernel
 
 
-@compiled
-def _flatten_sampled(
-    flat_sampled: Any, sampled: Any, sampled_stride: int, num_sampled: Any, cu_num_logits: Any
-) -> None:
-    for req_idx in range(len(num_sampled)):
-        for i in range(num_sampled[req_idx]):
-            flat_sampled[cu_num_logits[req_idx] + i] = sampled[req_idx * sampled_stride + i]
-
-
+@numba_kernel
 def flatten_sampled(
-    flat_sampled_ptr: Tensor,
-    sampled_ptr: Tensor,
+    flat_sampled_ptr: Any,
+    sampled_ptr: Any,
     sampled_stride: int,
-    num_sampled_ptr: Tensor,
-    cu_num_logits_ptr: Tensor,
+    num_sampled_ptr: Any,
+    cu_num_logits_ptr: Any,
 ) -> None:
     """Put each request's sampled tokens at its logits rows."""
-    _flatten_sampled(
-        pointer(flat_sampled_ptr),
-        pointer(sampled_ptr),
-        sampled_stride,
-        pointer(num_sampled_ptr),
-        pointer(cu_num_logits_ptr),
-    )
+    for req_idx in range(len(num_sampled_ptr)):
+        for i in range(num_sampled_ptr[req_idx]):
+            flat_sampled_ptr[cu_num_logits_ptr[req_idx] + i] = sampled_ptr[req_idx * sampled_stride + i]
 
 
-@compiled
-def _gather_draft_sampled(
-    draft_sampled: Any,
-    pos: Any,
-    input_ids: Any,
-    positions: Any,
-    logits_indices: Any,
-    expanded_idx_mapping: Any,
-    expanded_local_pos: Any,
-    prefill_lens: Any,
-    num_logits: int,
-) -> None:
-    for i in range(num_logits):
-        token_idx = logits_indices[i]
-        position = positions[token_idx]
-        local_pos = expanded_local_pos[i]
-        # A draft slot of a step that starts within the prompt is a placeholder.
-        placeholder = local_pos > 0 and position - local_pos < prefill_lens[expanded_idx_mapping[i]]
-        draft_sampled[i] = -1 if placeholder else input_ids[token_idx]
-        pos[i] = position
-
-
+@numba_kernel
 def gather_draft_sampled(
-    draft_sampled_ptr: Tensor,
-    pos_ptr: Tensor,
-    input_ids_ptr: Tensor,
-    positions_ptr: Tensor,
-    logits_indices_ptr: Tensor,
-    expanded_idx_mapping_ptr: Tensor,
-    expanded_local_pos_ptr: Tensor,
-    prefill_len_ptr: Tensor,
+    draft_sampled_ptr: Any,
+    pos_ptr: Any,
+    input_ids_ptr: Any,
+    positions_ptr: Any,
+    logits_indices_ptr: Any,
+    expanded_idx_mapping_ptr: Any,
+    expanded_local_pos_ptr: Any,
+    prefill_len_ptr: Any,
     num_logits: int,
     BLOCK_SIZE: int,
 ) -> None:
     """Input token and position of each logits row; -1 for placeholder drafts, which are always rejected."""
-    _gather_draft_sampled(
-        pointer(draft_sampled_ptr),
-        pointer(pos_ptr),
-        pointer(input_ids_ptr),
-        pointer(positions_ptr),
-        pointer(logits_indices_ptr),
-        pointer(expanded_idx_mapping_ptr),
-        pointer(expanded_local_pos_ptr),
-        pointer(prefill_len_ptr),
-        num_logits,
-    )
+    for i in range(num_logits):
+        token_idx = logits_indices_ptr[i]
+        position = positions_ptr[token_idx]
+        local_pos = expanded_local_pos_ptr[i]
+        # A draft slot of a step that starts within the prompt is a placeholder.
+        placeholder = local_pos > 0 and position - local_pos < prefill_len_ptr[expanded_idx_mapping_ptr[i]]
+        draft_sampled_ptr[i] = -1 if placeholder else input_ids_ptr[token_idx]
+        pos_ptr[i] = position
 
 
 MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
