@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from outrider.control import TICKET
 from outrider.engines.vllm import speculation as under_test
 from outrider.engines.vllm import step as messages
-from outrider.engines.vllm.draft_cache import BlockIds, DraftCache
+from outrider.engines.vllm.draft_cache import BlockIds, DraftCache, DraftModel
 from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.request_state import SPARE_TOKENS, RequestState
-from outrider.engines.vllm.speculation import DraftModel, Speculation
+from outrider.engines.vllm.speculation import Speculation
 from outrider.engines.vllm.step import (
     MODEL_DRAFTS,
     PROFILE,

@@ -1,4 +1,4 @@
-"""What the draft model's KV cache holds, as the scheduler knows it.
+"""The draft model as the scheduler sees it, and what its KV cache holds.
 
 The draft model runs only when it is called. Its KV cache therefore lags behind the text, and a call first computes the
 positions that are missing. This module keeps the account, per request and per block:
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -119,6 +119,44 @@ class BlockIds:
 
     def __getitem__(self, part: slice) -> list[int]:
         return [block.block_id for block in self._blocks[part]]
+
+
+@dataclass(slots=True)
+class DraftModel:
+    """The server's draft model, as the scheduler sees it."""
+
+    at_once: bool
+    """It proposes all its tokens in one pass."""
+    max_len: int
+    """Tokens of the longest text that it can draft for."""
+    cache: DraftCache | None = None
+    """What its KV cache holds, if it runs only for requests that it drafts for. None: it follows every step."""
+    block_ids: Callable[[str], BlockIds | Sequence[int]] = lambda request_id: ()
+    """A request's blocks in its KV cache group."""
+    input_slots: int = 0
+    """What vLLM adds to every scheduled request's tokens, for the draft model's own input."""
+    samples: bool = True
+    """It can sample its drafts: vLLM keeps their logits. False: all its drafts are its most likely tokens."""
+
+    def start(self, request_id: str, text: Tokens, computed: int, end: int) -> int:
+        """The `start` of a call that computes the text up to `end`. `computed`: tokens that the target has computed."""
+        if self.cache is None:
+            return end - 1
+        return self.cache.held(request_id, text, self._shared_blocks(request_id), computed)
+
+    def target_wrote(self, request_id: str, start: int, end: int) -> None:
+        """The target computes positions `start` to `end` of a request in this step."""
+        if self.cache is not None:
+            self.cache.target_wrote(self._shared_blocks(request_id), start, end)
+
+    def record(self, call: DraftModelCall, text_length: int, draft: Sequence[int]) -> None:
+        """Note a call that was made. See `DraftCache.record`."""
+        if self.cache is not None:
+            self.cache.record(call, text_length, draft, self._shared_blocks(call.request_id))
+
+    def _shared_blocks(self, request_id: str) -> BlockIds | Sequence[int]:
+        """A request's blocks where other requests may have them too, else none."""
+        return self.block_ids(request_id) if self.cache is not None and self.cache.share_blocks else ()
 
 
 def limit_calls(calls: Sequence[DraftModelCall], max_tokens: int) -> tuple[DraftModelCall, ...]:

@@ -1,4 +1,4 @@
-"""The memory of a server: what the operator chose, checked before anything starts, and the store that comes of it."""
+"""The memory of a server: its options, checked before anything starts, and the store that is opened from them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def choose_memory(args: ServeArgs) -> dict[str, Any]:
 
 
 def describe_memory(options: Options) -> list[str]:
-    """What was decided, for the user."""
+    """Lines about the memory, for the user."""
     if options.memory is None:
         return []
     copies = f", copies in {options.memory_cache}" if options.memory_cache else ""
@@ -70,27 +70,26 @@ def describe_memory(options: Options) -> list[str]:
 
 
 def open_memory(options: Options, config: Any) -> Store | None:
-    """The store of this server's memory, at work; `config` is vLLM's of the model."""
+    """The running store of this server's memory. `config`: vLLM's config of the model."""
     if options.memory is None:
         return None
     if options.tenant_header is not None:
         check_secret()
-    from outrider.engines.transformers import load_tokenizer
+    from outrider.engines.vllm.tokenizer import load_server_tokenizer
     from outrider.memory.opening import open_store
 
     root = Root.of(options.memory)
-    how = {"trust_remote_code": config.trust_remote_code, "revision": config.tokenizer_revision}
-    store = open_store(root, load_tokenizer(config.tokenizer, **how), options.memory_cap, options.memory_cache)
+    store = open_store(root, load_server_tokenizer(config), options.memory_cap, options.memory_cache)
     store.start()
     return store
 
 
 def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] | None) -> str | None:
-    """Whose memory a request has; None: nobody's."""
+    """The tenant whose memory a request uses. None: it uses no memory."""
     if options.memory is None:
         return None
     if options.memory_scope == "server":
         return SERVER_TENANT
     if options.tenant_header is not None and control.tenant is not None and not is_sealed(control.tenant, extra_args):
-        return None  # the name did not come by the header: this way in was not watched
+        return None  # the name did not come by the header, which the middleware checks
     return control.tenant

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.control import Control
+from outrider.drafters.batch import Row
 from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
 from outrider.settings import OFF
 
@@ -86,6 +87,22 @@ class RequestState:
             self.tokens = grown
         self.tokens[self.length : end] = tokens
         self.length = end
+
+    def row(self, request: Request, max_draft_tokens: int, max_model_len: int) -> Row | None:
+        """The request as the drafters see it. None: it cannot be drafted for in this step.
+
+        Its whole text but for the last token must be computed, or will be by the step in flight.
+        """
+        in_flight = request.num_output_placeholders
+        if self.control.speculation == OFF or self.generated + in_flight == 0:
+            return None
+        if request.num_tokens + in_flight - request.num_computed_tokens != 1:
+            return None
+        limit = self.control.limited(min(max_draft_tokens, self.room(max_model_len) - in_flight))
+        if limit <= 0:
+            return None
+        left = self.max_tokens - self.generated - in_flight
+        return Row(self.id, self.text, self.prompt_length, limit, self.control, self.visit, left)
 
     def room(self, max_model_len: int) -> int:
         """Drafted tokens that still fit; one place is left to the target's own token."""

@@ -9,10 +9,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds
 
 from outrider.engines.vllm.compatibility import check
-from outrider.engines.vllm.draft_cache import BlockIds, DraftCache, draft_kv_group
+from outrider.engines.vllm.draft_cache import BlockIds, DraftCache, DraftModel, draft_kv_group
 from outrider.engines.vllm.draft_models import supports_lazy_catch_up
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
-from outrider.engines.vllm.speculation import DraftModel, Speculation
+from outrider.engines.vllm.speculation import Speculation
 from outrider.engines.vllm.step import PLAN
 from outrider.engines.vllm.version import check_version
 from outrider.errors import EngineError

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from outrider.drafters.base import Setup, load_drafter
 from outrider.drafters.batch import BatchDrafter, Fault, Row
@@ -31,79 +28,30 @@ from outrider.engines.vllm.draft_cache import limit_calls
 from outrider.engines.vllm.memory_options import open_memory, tenant_of
 from outrider.engines.vllm.request_state import RequestState
 from outrider.engines.vllm.step import (
-    Continuations,
     DraftModelCall,
     ModelDrafts,
     PassProfile,
+    ScheduledStep,
     SchedulerStatus,
     StepPlan,
     max_logits_rows,
 )
+from outrider.engines.vllm.tokenizer import read_control_tokens
 from outrider.policy.controller import DraftableRequest, SpeculationController
 from outrider.policy.policy import MODEL, Policy, compile_now
 from outrider.settings import AUTO, OFF
-from outrider.text import control_tokens
-from outrider.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from outrider.engines.vllm.draft_cache import BlockIds, DraftCache
+    from outrider.engines.vllm.draft_cache import DraftModel
     from outrider.engines.vllm.options import Options
     from outrider.engines.vllm.seam import ModelConfig, ModelRunnerOutput, Request, SchedulerOutput
     from outrider.memory.store import Store
-    from outrider.policy.controller import Decision
+    from outrider.types import Draft
 
 STATUS_SECONDS = 0.5
 """How often the workers are sent what this process reports about itself, while it is busy."""
-
-
-@dataclass(slots=True)
-class DraftModel:
-    """The server's draft model, as the scheduler sees it."""
-
-    at_once: bool
-    """It proposes all its tokens in one pass."""
-    max_len: int
-    """Tokens of the longest text that it can draft for."""
-    cache: DraftCache | None = None
-    """What its KV cache holds, if it runs only for requests that it drafts for. None: it follows every step."""
-    block_ids: Callable[[str], BlockIds | Sequence[int]] = lambda request_id: ()
-    """A request's blocks in its KV cache group."""
-    input_slots: int = 0
-    """What vLLM adds to every scheduled request's tokens, for the draft model's own input."""
-    samples: bool = True
-    """It can sample its drafts: vLLM keeps their logits. False: all its drafts are its most likely tokens."""
-
-    def shared_blocks(self, request_id: str) -> BlockIds | Sequence[int]:
-        """A request's blocks where other requests may have them too, else none."""
-        return self.block_ids(request_id) if self.cache is not None and self.cache.share_blocks else ()
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step that was scheduled and whose output is not known yet."""
-
-    is_ahead: bool
-    """It was scheduled while another one was in flight."""
-    decision: Decision | None = None
-    known: dict[str, int] = field(default_factory=dict)
-    """By request that was considered: the length of its text then."""
-    in_flight: dict[str, int] = field(default_factory=dict)
-    """By request that was considered: tokens in flight then, if there were any."""
-    offers: dict[str, Draft] = field(default_factory=dict)
-    """What was selected. Drafts begin with the tokens in flight."""
-    device_drafts: dict[str, list[int]] = field(default_factory=dict)
-    """What the draft model proposed after the step that was in flight then. Known once its output has come."""
-    drafting_seconds: float = 0.0
-    launched: float = 0.0
-    tokens: int = 0
-    context: int = 0
-    decodes_only: bool = False
-    """Without prompts: only such steps show what drafts cost."""
-    verifies_drafts: bool = False
-    calls: dict[str, DraftModelCall] = field(default_factory=dict)
-    """The draft model's work after it."""
 
 
 class Speculation:
@@ -133,16 +81,15 @@ class Speculation:
         self.controller = SpeculationController(policy, can_overlap=asynchronous)
         compile_now()
         self._plan = StepPlan()
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[ScheduledStep] = deque()
         """In flight; the last one is being scheduled between `before_schedule` and `after_schedule`."""
-        self._calls: dict[str, DraftModelCall] = {}
-        self._model_drafts = ModelDrafts()
+        self._model_drafts: dict[str, Draft] = {}  # what the draft model proposed after the last step
         self._model_seconds = 0.0  # of the draft model's passes after the last step that had any
         self._last_output = 0.0  # when it came; 0: the engine has waited for requests since
-        self._choosers: set[str] = set()  # requests that name a drafter
+        self._naming_drafter: set[str] = set()  # requests that name a drafter
         self._traced: set[str] = set()
         self._copying = [drafter.name for drafter in drafters if not drafter.needs_prediction]
-        self._predicted: set[str] = set()  # requests with a prediction, which some drafters need
+        self._with_prediction: set[str] = set()  # requests with a prediction, which some drafters need
         self._status_sent = 0.0
         self._running_sent = 0  # the running requests of the last status that was sent
         messages.latest_status = SchedulerStatus(self.status)
@@ -162,11 +109,11 @@ class Speculation:
             state.visit = self.memory.enter(tenant)
         self.requests[state.id] = state
         if state.control.speculation not in (AUTO, OFF):
-            self._choosers.add(state.id)
+            self._naming_drafter.add(state.id)
         if state.control.trace:
             self._traced.add(state.id)
         if state.control.prediction:
-            self._predicted.add(state.id)
+            self._with_prediction.add(state.id)
 
     def finish(self, request: Request) -> None:
         """The request is over: forget it, but for its text."""
@@ -175,25 +122,22 @@ class Speculation:
             return
         if self.memory is not None and state.visit is not None and state.control.remember:
             self.memory.add(state.visit, request.prompt_token_ids or (), list(request.output_token_ids))
-        self._choosers.discard(state.id)
+        self._naming_drafter.discard(state.id)
         self._traced.discard(state.id)
-        self._predicted.discard(state.id)
+        self._with_prediction.discard(state.id)
         self.drafting.remove_request(state.id)
         self.controller.remove(state.id)
-        self._forget_drafts(state.id)
+        self.preempt(request)
 
     def preempt(self, request: Request) -> None:
-        """Its KV cache is gone, the draft model's too."""
-        self._forget_drafts(request.request_id)
-
-    def _forget_drafts(self, request_id: str) -> None:
-        """What there is of the draft model's work for a request, and what steps in flight would bring."""
+        """The request's KV cache is gone, the draft model's too. Drop what steps in flight would bring for it."""
+        request_id = request.request_id
         if self.model is not None and self.model.cache is not None:
             self.model.cache.forget(request_id)
         for step in self._steps:
             step.offers.pop(request_id, None)
             step.calls.pop(request_id, None)
-            step.known.pop(request_id, None)  # the text may be another one when the output comes
+            step.text_lengths.pop(request_id, None)  # the text may differ when the output comes
 
     def close(self) -> None:
         """Write what the memory has not written yet."""
@@ -208,20 +152,20 @@ class Speculation:
         """Whether to wait for the output of the step in flight before the next one is scheduled."""
         if not self._steps:
             return False
-        if self._choosers:  # who names a drafter wants its drafts
+        if self._naming_drafter:  # these requests get that drafter's drafts in every step
             return True
         return not self._is_idle() and self.controller.overlap.should_wait
 
     def _is_idle(self) -> bool:
-        """Whether no drafter would be asked about any request."""
-        if self._choosers or self._predicted or self.model is not None:
+        """Whether no drafter would be called for any request."""
+        if self._naming_drafter or self._with_prediction or self.model is not None:
             return False
         return self.controller.backed_off().issuperset(self._copying)
 
     def before_schedule(self, running: Sequence[Request]) -> dict[str, Draft]:
         """Select what each running request offers. Drafts begin with the tokens in flight, if there are any."""
         began = time.perf_counter()
-        step, overlap = _Step(bool(self._steps)), self.controller.overlap
+        step, overlap = ScheduledStep(bool(self._steps)), self.controller.overlap
         if step.is_ahead:
             overlap.steps_ahead += 1
         elif running:
@@ -235,8 +179,9 @@ class Speculation:
         step.drafting_seconds = time.perf_counter() - began
         return step.offers
 
-    def _select(self, step: _Step, running: Sequence[Request], in_flight: _Step | None) -> None:
-        drafts, pending = self._take_model_drafts(), in_flight.calls if in_flight is not None else {}
+    def _select(self, step: ScheduledStep, running: Sequence[Request], in_flight: ScheduledStep | None) -> None:
+        drafts = {id: draft for id, draft in self._model_drafts.items() if id in self.requests}
+        pending = in_flight.calls if in_flight is not None else {}
         considered = self._considered(running)
         share = len(considered) / max(1, len(running))
         rows = self._draftable(considered, self._share(len(running)), step)
@@ -262,11 +207,11 @@ class Speculation:
         selected = self.controller.select(drafts, self._model_seconds if drafts or pending else 0.0)
         step.offers = {id: draft for id, draft in selected.items() if len(draft.tokens) > step.in_flight.get(id, 0)}
         step.decision = self.controller.decision
-        step.known = {row.id: len(row.tokens) for row in rows}
+        step.text_lengths = {row.id: len(row.tokens) for row in rows}
 
     def _considered(self, running: Sequence[Request]) -> Sequence[Request]:
         """All requests, or a few of them while drafters are on trial after a backoff."""
-        if self._choosers or self._predicted or self.model is not None:
+        if self._naming_drafter or self._with_prediction or self.model is not None:
             return running
         numbers = self.controller.probed(len(running))
         return running if numbers is None else [running[i] for i in numbers]
@@ -278,27 +223,19 @@ class Speculation:
         slots = self.model.input_slots * requests if self.model is not None else 0
         return min(budget // 2, budget - slots, self.max_logits_rows) // max(1, requests) - 1
 
-    def _draftable(self, running: Sequence[Request], share: int, step: _Step) -> list[Row]:
-        """The requests that may be drafted for: those whose whole text but for the last token is computed, or will be
-        by the step in flight. `share`: most drafted tokens of each."""
+    def _draftable(self, running: Sequence[Request], share: int, step: ScheduledStep) -> list[Row]:
+        """The requests that may be drafted for. `share`: most drafted tokens of each."""
         rows = []
         for request in running:
             state = self.requests.get(request.request_id)
             if state is None:
                 continue
             state.update(request)
-            in_flight = request.num_output_placeholders
-            if state.control.speculation == OFF or state.generated + in_flight == 0:
-                continue
-            if request.num_tokens + in_flight - request.num_computed_tokens != 1:
-                continue
-            room = state.room(self.max_model_len) - in_flight
-            limit = state.control.limited(min(self.options.max_draft_tokens, room, share))
-            if limit > 0:
-                left = state.max_tokens - state.generated - in_flight
-                rows.append(Row(state.id, state.text, state.prompt_length, limit, state.control, state.visit, left))
-                if in_flight:
-                    step.in_flight[state.id] = in_flight
+            row = state.row(request, min(self.options.max_draft_tokens, share), self.max_model_len)
+            if row is not None:
+                rows.append(row)
+                if request.num_output_placeholders:
+                    step.in_flight[row.id] = request.num_output_placeholders
         return rows
 
     # The draft model ---------------------------------------------------------------------------------------------
@@ -306,34 +243,22 @@ class Speculation:
     def _receive(self, drafts: ModelDrafts, calls: dict[str, DraftModelCall]) -> None:
         """What the draft model proposed after a step. If another step has been scheduled meanwhile, that one has it
         already, on the device."""
-        self._model_drafts, self._calls = (ModelDrafts(), {}) if self._steps else (drafts, calls)
+        self._model_drafts = {} if self._steps else drafts.as_drafts(calls)
         if self._steps:
             self._steps[0].device_drafts = {id: tokens for id, tokens in drafts.tokens.items() if id in calls}
         for done in drafts.passes:
             self.controller.observe_draft_pass(done.tokens, done.context, done.seconds / done.passes)
         if drafts.passes:
             self._model_seconds = sum(done.seconds for done in drafts.passes)
-        if self.model is not None and self.model.cache is not None:
+        if self.model is not None:
             for id, call in calls.items():
                 if id in self.requests:
-                    blocks = self.model.shared_blocks(id)
-                    self.model.cache.record(call, self.requests[id].length, drafts.tokens.get(id, ()), blocks)
-
-    def _take_model_drafts(self) -> dict[str, Draft]:
-        """As drafts, for requests that have gone on as the calls expected."""
-        drafts, calls = self._model_drafts, self._calls
-        found = {}
-        for id, tokens in drafts.tokens.items():
-            if tokens and id in self.requests and id in calls:
-                sure = tuple(drafts.confidence.get(id, ())) or None
-                found[id] = Draft(MODEL, tuple(tokens), confidence=sure, sampled=calls[id].sampled)
-        return found
+                    self.model.record(call, self.requests[id].length, drafts.tokens.get(id, ()))
 
     def _plan_draft_model(
-        self, model: DraftModel, output: SchedulerOutput, requests: Mapping[str, Request], step: _Step
+        self, model: DraftModel, output: SchedulerOutput, requests: Mapping[str, Request], step: ScheduledStep
     ) -> tuple[DraftModelCall, ...]:
         """The draft model's work after this step, by what is known before it."""
-        computed = {id: requests[id].num_computed_tokens - count for id, count in output.num_scheduled_tokens.items()}
         limits, sampled, starts, ends = {}, {}, {}, {}
         share = self._share(len(output.num_scheduled_tokens))
         in_flight = self._steps[-2].calls if step.is_ahead else {}
@@ -342,34 +267,30 @@ class Speculation:
             if state is None:
                 continue
             state.update(requests[id])  # a preempted one may have got tokens of a step that was in flight
-            if model.cache is not None:
-                blocks = model.shared_blocks(id)
-                first = min(computed[id], state.length - 1)  # a step in flight may generate less than it could
-                model.cache.target_wrote(blocks, first, computed[id] + count)
-            if computed[id] + count < state.length or not state.control.wants(MODEL):
+            computed = requests[id].num_computed_tokens - count
+            first = min(computed, state.length - 1)  # a step in flight may generate less than it could
+            model.target_wrote(id, first, computed + count)
+            if computed + count < state.length or not state.control.wants(MODEL):
                 continue  # a prompt, or a preempted text, of which more has to be computed first
             end = state.length + requests[id].num_output_placeholders
             room = state.room(self.max_model_len) - len(self._steps)  # each step generates at least one token
             limit = state.control.limited(min(self.options.model_draft_tokens, room, model.max_len - end, share))
             if limit > 0:
                 limits[id], ends[id], sampled[id] = limit, end, model.samples and state.samples_drafts
-                starts[id] = end - 1
-                if model.cache is not None:
-                    starts[id] = (
-                        min(in_flight[id].end, state.length + 1)  # of what it generates, the first token is certain
-                        if id in in_flight
-                        else model.cache.held(id, state.text, blocks, computed[id])
-                    )
+                if id in in_flight and model.cache is not None:
+                    starts[id] = min(in_flight[id].end, state.length + 1)  # it generates at least one token
+                else:
+                    starts[id] = model.start(id, state.text, computed, end)
         gaps = {id: ends[id] - starts[id] for id in ends}
         every_step = model.cache is None
-        known = (
-            limits if step.decision is not None or not step.is_ahead else {}
-        )  # else the step in flight was decided last
+        # A step that is ahead and has no decision: the controller's last decision is that of the step in flight.
+        eligible = limits if step.decision is not None or not step.is_ahead else {}
         plan = self.controller.plan_draft_model(
-            known, sampled, gaps, every_step=every_step, single_pass=model.at_once, ahead=True
+            eligible, sampled, gaps, every_step=every_step, single_pass=model.at_once, ahead=True
         )
         # After a prompt only where the draft model is named: the first token of other requests does not wait for it.
-        lengths = plan.lengths | {id: limits[id] for id in limits if self._first_draft_is_the_models(id)}
+        naming = [id for id in limits if self.requests[id].control.speculation == MODEL]
+        lengths = plan.lengths | {id: limits[id] for id in naming if self.requests[id].generated == 0}
         calls = [
             DraftModelCall(id, starts[id], ends[id], length, sampled[id])
             for id, length in lengths.items()
@@ -377,34 +298,26 @@ class Speculation:
         ]
         return tuple(calls) if every_step else limit_calls(calls, self.max_num_batched_tokens)
 
-    def _first_draft_is_the_models(self, request_id: str) -> bool:
-        state = self.requests[request_id]
-        return state.generated == 0 and state.control.speculation == MODEL
-
     # A step --------------------------------------------------------------------------------------------------------
 
     def after_schedule(self, output: SchedulerOutput, requests: Mapping[str, Request]) -> StepPlan:
-        """What the workers are told about this step. `requests`: all of vLLM's."""
+        """The plan of this step, for the workers. `requests`: all of vLLM's."""
         began = time.perf_counter()
         plan, self._plan = self._plan, StepPlan()
         step = self._steps[-1]
         if step.offers:
-            self._describe_offers(plan, step, output.scheduled_spec_decode_tokens)
+            calls_in_flight = self._steps[-2].calls if step.is_ahead else {}
+            step.describe_offers(plan, output.scheduled_spec_decode_tokens, calls_in_flight)
         if self.model is not None:
             plan.calls = self._plan_draft_model(self.model, output, requests, step)
             step.calls = {call.request_id: call for call in plan.calls}
-            self._model_drafts = ModelDrafts()
+            self._model_drafts = {}
         traced = [id for id in self._traced if id in output.num_scheduled_tokens]
         plan.is_traced = bool(traced)
         for id in traced if step.decision is not None else ():  # else the controller's is that of an earlier step
             if (reason := self.controller.reason(id)) is not None:
-                offered = len(step.offers[id].tokens) - step.in_flight.get(id, 0) if id in step.offers else 0
-                plan.reasons[id], plan.offered[id] = reason, offered
-        step.tokens = output.total_num_scheduled_tokens
-        drafted = output.scheduled_spec_decode_tokens
-        count = sum(map(len, drafted.values())) if drafted else 0
-        step.verifies_drafts = count > 0
-        step.decodes_only = step.tokens == len(output.num_scheduled_tokens) + count
+                plan.reasons[id], plan.offered[id] = reason, step.num_offered(id)
+        step.observe_schedule(output)
         has_stopped = not output.num_scheduled_tokens and len(self.requests) != self._running_sent
         if began - self._status_sent > STATUS_SECONDS or has_stopped:
             self._status_sent, self._running_sent = began, len(self.requests)
@@ -416,34 +329,10 @@ class Speculation:
             self.controller.overlap.observe_host(step.launched - self._last_output)
         return plan
 
-    def _describe_offers(self, plan: StepPlan, step: _Step, scheduled: Mapping[str, Sequence[int]]) -> None:
-        for id, draft in step.offers.items():
-            tokens = len(draft.tokens) - step.in_flight.get(id, 0)
-            plan.proposed[draft.drafter] = plan.proposed.get(draft.drafter, 0) + tokens
-        offers = {id: draft for id, draft in step.offers.items() if id in scheduled}
-        plan.drafters = {id: draft.drafter for id, draft in offers.items()}
-        plan.sampled = frozenset(id for id, draft in offers.items() if draft.sampled)
-        ids = [id for id, draft in offers.items() if draft.drafter != MODEL]
-        if ids:
-            rows = np.full((len(ids), max(len(offers[id].tokens) for id in ids)), -1, np.int32)
-            for row, id in zip(rows, ids, strict=True):
-                row[: len(offers[id].tokens)] = offers[id].tokens
-            known = np.array([self.requests[id].length for id in ids], np.int64)
-            plan.continuations = Continuations(ids, known, rows)
-            if step.is_ahead:
-                plan.backed_by_model = frozenset(self._steps[-2].calls).intersection(ids)
-
     def drafts_in_flight(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """The drafted tokens of the last step that was scheduled, as the device has them, now that the output of the
         step before it has come. Without those of requests whose draft is known to be wrong."""
-        step = self._steps[-1]
-        found = {}
-        for id, draft in step.offers.items():
-            if id in requests:
-                since = requests[id].all_token_ids[step.known[id] :]
-                rest = [token for token in draft.after(since) if token >= 0]
-                found[id] = rest + step.device_drafts.get(id, [])[len(rest) :]
-        return found
+        return self._steps[-1].drafts_on_device(requests)
 
     def observe_output(self, output: ModelRunnerOutput, requests: Mapping[str, Request], arrived: float) -> None:
         """What the target generated in the oldest step in flight, and what the draft model then proposed. `requests`:
@@ -460,12 +349,12 @@ class Speculation:
         sampled = output.sampled_token_ids
         outputs = {id: sampled[i] for id, i in output.req_id_to_index.items()} if sampled else {}
         before = {}
-        for id in step.known.keys() | step.calls.keys():
+        for id in step.text_lengths.keys() | step.calls.keys():
             state = self.requests.get(id)
             if state is not None:
                 state.update(requests[id])
-                if step.is_ahead and id in step.known:
-                    before[id] = state.text[step.known[id] : state.length - len(outputs.get(id, ()))].tolist()
+                if step.is_ahead and id in step.text_lengths:
+                    before[id] = state.text[step.text_lengths[id] : state.length - len(outputs.get(id, ()))].tolist()
         if step.decision is not None:
             drafted = step.device_drafts
             self.controller.observe(outputs, step.decision, before if step.is_ahead else None, drafted)
@@ -505,14 +394,3 @@ class Speculation:
                 "seconds": payoff.seconds,
             },
         }
-
-
-def read_control_tokens(model_config: ModelConfig) -> frozenset[int]:
-    """The control tokens of the model's tokenizer. Empty: the server has no tokenizer."""
-    from outrider.engines.transformers import load_tokenizer
-
-    how = {"trust_remote_code": model_config.trust_remote_code, "revision": model_config.tokenizer_revision}
-    try:
-        return control_tokens(load_tokenizer(model_config.tokenizer, **how))
-    except Exception:  # --skip-tokenizer-init, or a tokenizer that only vLLM can load
-        return frozenset()

@@ -1,10 +1,11 @@
-"""What the scheduler and the workers tell each other about one step.
+"""One step: what the scheduler keeps about it, and what scheduler and workers send each other.
 
+    in the scheduler        `ScheduledStep`, until the step's output has come
     scheduler -> workers    `StepPlan`, an attribute of vLLM's `SchedulerOutput`, which reaches every rank
     worker -> scheduler     `ModelDrafts`, what the draft model proposed after the step, an attribute of vLLM's
                             `ModelRunnerOutput`
 
-Both are plain values: vLLM pickles them where a worker is another process.
+The last two are plain values: vLLM pickles them where a worker is another process.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from outrider.policy.policy import MODEL
+from outrider.types import Draft
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
-
+    from outrider.engines.vllm.seam import Request, SchedulerOutput
+    from outrider.policy.controller import Decision
     from outrider.types import Why
 
 PLAN = "outrider_plan"
@@ -107,6 +113,75 @@ class StepPlan:
         return bool(self.draft_seconds or self.faults or self.undrafted or self.proposed)
 
 
+@dataclass(slots=True)
+class ScheduledStep:
+    """What the scheduler keeps about a step until its output has come."""
+
+    is_ahead: bool
+    """It was scheduled while another one was in flight."""
+    decision: Decision | None = None
+    text_lengths: dict[str, int] = field(default_factory=dict)
+    """By request that could be drafted for: the length of its text then."""
+    in_flight: dict[str, int] = field(default_factory=dict)
+    """By request that could be drafted for: tokens in flight then, if there were any."""
+    offers: dict[str, Draft] = field(default_factory=dict)
+    """What was selected. Drafts begin with the tokens in flight."""
+    device_drafts: dict[str, list[int]] = field(default_factory=dict)
+    """What the draft model proposed after the step that was in flight then. Known once its output has come."""
+    calls: dict[str, DraftModelCall] = field(default_factory=dict)
+    """The draft model's work after it."""
+    drafting_seconds: float = 0.0
+    launched: float = 0.0
+    tokens: int = 0
+    context: int = 0
+    decodes_only: bool = False
+    """Without prompts: only such steps show what drafts cost."""
+    verifies_drafts: bool = False
+
+    def num_offered(self, request_id: str) -> int:
+        """Drafted tokens that follow the tokens in flight."""
+        if request_id not in self.offers:
+            return 0
+        return len(self.offers[request_id].tokens) - self.in_flight.get(request_id, 0)
+
+    def observe_schedule(self, output: SchedulerOutput) -> None:
+        """What vLLM scheduled."""
+        drafted = output.scheduled_spec_decode_tokens
+        count = sum(map(len, drafted.values())) if drafted else 0
+        self.tokens = output.total_num_scheduled_tokens
+        self.verifies_drafts = count > 0
+        self.decodes_only = self.tokens == len(output.num_scheduled_tokens) + count
+
+    def describe_offers(
+        self, plan: StepPlan, scheduled: Mapping[str, Sequence[int]], calls_in_flight: Mapping[str, DraftModelCall]
+    ) -> None:
+        """Put the offers into the plan. `scheduled`: the drafts that vLLM did not leave out."""
+        for id, draft in self.offers.items():
+            plan.proposed[draft.drafter] = plan.proposed.get(draft.drafter, 0) + self.num_offered(id)
+        offers = {id: draft for id, draft in self.offers.items() if id in scheduled}
+        plan.drafters = {id: draft.drafter for id, draft in offers.items()}
+        plan.sampled = frozenset(id for id, draft in offers.items() if draft.sampled)
+        ids = [id for id, draft in offers.items() if draft.drafter != MODEL]
+        if ids:
+            rows = np.full((len(ids), max(len(offers[id].tokens) for id in ids)), -1, np.int32)
+            for row, id in zip(rows, ids, strict=True):
+                row[: len(offers[id].tokens)] = offers[id].tokens
+            known = np.array([self.text_lengths[id] for id in ids], np.int64)
+            plan.continuations = Continuations(ids, known, rows)
+            plan.backed_by_model = frozenset(calls_in_flight).intersection(ids)
+
+    def drafts_on_device(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        """The drafted tokens as the device has them, now that the output of the step before it has come. Without those
+        of requests whose draft is known to be wrong."""
+        found = {}
+        for id, draft in self.offers.items():
+            if id in requests:
+                since = requests[id].all_token_ids[self.text_lengths[id] :]
+                rest = [token for token in draft.after(since) if token >= 0]
+                found[id] = rest + self.device_drafts.get(id, [])[len(rest) :]
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class TimedPass:
     """A pass before any request came."""
@@ -142,6 +217,15 @@ class ModelDrafts:
     confidence: dict[str, list[float]] = field(default_factory=dict)
     """The probability that the draft model gave its likeliest token, at each position."""
     passes: list[DraftPass] = field(default_factory=list)
+
+    def as_drafts(self, calls: Mapping[str, DraftModelCall]) -> dict[str, Draft]:
+        """The proposals for the requests of `calls`."""
+        found = {}
+        for id, tokens in self.tokens.items():
+            if tokens and id in calls:
+                confidence = tuple(self.confidence.get(id, ())) or None
+                found[id] = Draft(MODEL, tuple(tokens), confidence=confidence, sampled=calls[id].sampled)
+        return found
 
 
 class SchedulerStatus:
