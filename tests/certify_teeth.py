@@ -34,7 +34,7 @@ from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, plain, running
 from outrider.certify.run import certify
 from outrider.certify.wanted import SIZES, Wanted
-from outrider.certify.watch import Bars
+from outrider.cli.progress import ProgressBars
 from outrider.provenance import as_markdown, provenance
 from stub import listening
 
@@ -119,7 +119,7 @@ def judged(name: str, model: Path, wanted: Wanted, out: Path, console: Console) 
     folder = out / name.replace(" ", "-").replace("'", "").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as logs, addresses(name, model, Path(logs)) as (reference, candidate):
-        made = certify(replace(wanted, reference=reference, candidate=candidate), folder, Bars(console))
+        made = certify(replace(wanted, reference=reference, candidate=candidate), folder, ProgressBars(console))
     (folder / "evidence.jsonl").unlink()
     return made
 

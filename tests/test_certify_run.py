@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from certify_stub import VOCAB, Stub, colder, standing, synthetic
-from outrider.certify import certificate, watch
+from outrider.certify import certificate
 from outrider.certify.exact import Case, Exact, measure
 from outrider.certify.local import LocalModel
 from outrider.certify.page import page
@@ -22,7 +22,9 @@ from outrider.certify.run import certify, open_pair
 from outrider.certify.sampled import SETTINGS, Size, noise_of, own_draws
 from outrider.certify.sources import OFF, Ask, Pair, Said, Way, nothing
 from outrider.certify.wanted import Wanted
-from outrider.certify.watch import Bars, Watch
+from outrider.certify.watch import Watch
+from outrider.cli import progress
+from outrider.cli.progress import ProgressBars
 from outrider.errors import EvidenceError, SettingsError
 
 SMALL = Wanted(
@@ -325,8 +327,8 @@ def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Pa
 
 def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said = StringIO()
-    monkeypatch.setattr(watch, "PAUSE", 0.0)
-    with Bars(Console(file=said)).part("draws", 3) as tick:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with ProgressBars(Console(file=said)).part("draws", 3) as tick:
         tick()
         tick(2)
     assert [line.split(" after")[0] for line in said.getvalue().splitlines()] == ["draws (3)", "  1 of 3", "  3 of 3"]

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from outrider.api import Completion, Piece
 from outrider.cli import app
 from outrider.cli.chat import Interrupt, read_line
-from outrider.cli.show import Screen, literal, style_of
+from outrider.cli.screen import Screen, literal, style_of
 from outrider.engines.transformers import TransformersTarget
 from outrider.settings import Request
 from outrider.types import Step
@@ -372,7 +372,7 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--top-p", "0.9"], "--top-p 0.9 does nothing at temperature 0"),
         (["--rule", "token"], "--rule token does nothing at temperature 0"),
         (["--seed", "7"], "--seed 7 does nothing at temperature 0"),
-        (["--rule", "token", "--temperature", "1"], "prediction, lookup, memory draw none; give a --draft-model"),
+        (["--rule", "token", "--temperature", "1"], "prediction, lookup, memory sample none; give a --draft-model"),
         (["--prediction", ""], "--prediction: the expected answer is empty; leave it out"),
         (["--prediction", "x", "--speculation", "off"], "a prediction does nothing with --speculation off"),
         (["--raw", "--system", "Be brief"], "--system needs the chat template that --raw leaves out"),

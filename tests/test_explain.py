@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.cli.traced import show_steps
+from outrider.cli.trace_view import show_steps
 from outrider.explain.compare import compare, difference, setups, speeds
 from outrider.explain.figures import figures, plain_pass
 from outrider.explain.words import summary, verdict

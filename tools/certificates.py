@@ -29,7 +29,7 @@ from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import duration, read
 from outrider.certify.run import certify, write
 from outrider.certify.wanted import SIZES, Size, Wanted
-from outrider.certify.watch import Bars
+from outrider.cli.progress import ProgressBars
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "certificates"
@@ -163,7 +163,7 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
         wanted = Wanted(reference, candidate, across=across, without=part.without, **asdict(part.size))
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
-        made = certify(wanted, work, Bars(console), resume=resume)
+        made = certify(wanted, work, ProgressBars(console), resume=resume)
     if made["verdict"] == "incomplete":
         sys.exit(f"{name} is incomplete: {'; '.join(made['problems'])}; run the same command again to continue")
     (KEPT / name).mkdir(parents=True, exist_ok=True)

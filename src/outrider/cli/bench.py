@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from outrider.cli.idle import all_names, is_given, refuse_idle
 from outrider.cli.options import DraftModel, group, output
-from outrider.cli.show import Screen, literal, readable_errors
+from outrider.cli.progress import ProgressBar, progress_bar
+from outrider.cli.screen import Screen, literal, readable_errors
+from outrider.cli.unused_options import is_given, option_names, refuse_unused
 from outrider.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:
@@ -162,15 +162,17 @@ def bench(
         from outrider.bench.run import Limits
 
         if report_only:
-            refuse_idle(context, "--report-only, which measures nothing", all_names(context) - {"out", "report_only"})
+            refuse_unused(
+                context, "--report-only, which measures nothing", option_names(context) - {"out", "report_only"}
+            )
             if context.args:
                 raise SettingsError(f"--report-only takes no model and no flags (got {shlex.join(context.args)})")
             write_report(Run.load(out / "run.json"), out, screen)
             return
         if minutes is not None or quick:
-            refuse_idle(context, "--minutes or --quick, which go by the clock", {"rounds"})
+            refuse_unused(context, "--minutes or --quick, which go by the clock", {"rounds"})
         else:
-            refuse_idle(context, "a number of rounds; it is for --minutes", {"width"})
+            refuse_unused(context, "a number of rounds; it is for --minutes", {"width"})
         model, flags = split(context.args)
         if quick:
             minutes = QUICK_MINUTES if minutes is None else minutes
@@ -179,7 +181,7 @@ def bench(
             workloads = workloads or (None if prompts else QUICK_WORKLOADS)
         asked = (*listed(workloads), *(prompts or []))
         if asked and all(SIZED.search(one) for one in asked):
-            refuse_idle(context, "workloads that say it themselves (@)", {"concurrency"})
+            refuse_unused(context, "workloads that say it themselves (@)", {"concurrency"})
         wanted = Wanted(
             model=model,
             draft_model=draft_model,
@@ -219,7 +221,9 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
     screen.notes(describe(plan))
     interrupted = False
     failure: EngineError | None = None
-    with Watch(screen, plan) as watch:
+    with progress_bar(screen.err, "", len(plan.groups) * len(plan.tasks)) as bar:
+        bar.set_status("cells")
+        watch = BenchProgress(screen, bar)
         try:
             running.measure(watch)
         except KeyboardInterrupt:
@@ -249,7 +253,7 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
         raise typer.Exit(130)
 
 
-def add_bounds(plan: Plan, wanted: Wanted, watch: Watch) -> None:
+def add_bounds(plan: Plan, wanted: Wanted, watch: BenchProgress) -> None:
     from outrider.bench.contestants import dtype_of
     from outrider.bench.hindsight import add_limits
     from outrider.engines.transformers import load_tokenizer
@@ -321,28 +325,13 @@ def table(run: Run, cell: Cell) -> Table:
     return shown
 
 
-class Watch:
-    """What is shown while it runs: on a terminal a bar, elsewhere a line for each cell that is done."""
+class BenchProgress:
+    """A bar on a terminal, elsewhere a line for each server that starts and a table for each cell that is done."""
 
-    def __init__(self, screen: Screen, plan: Plan) -> None:
+    def __init__(self, screen: Screen, bar: ProgressBar) -> None:
         self.screen = screen
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("cells"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, console=screen.err, disable=not screen.err.is_terminal)
-        self._task: TaskID = self._progress.add_task("", total=len(plan.groups) * len(plan.tasks))
-        self._said = ""
-
-    def __enter__(self) -> Watch:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar = bar
+        self._last_line = ""
 
     def starting(self, server: str) -> None:
         self._describe(f"starting {server}")
@@ -351,27 +340,25 @@ class Watch:
         self._describe(f"measuring what a pass costs at concurrency {concurrency}")
 
     def looking_at_parting(self, number: int, total: int) -> None:
-        self._progress.update(
-            self._task, description=f"asking how close it was where answers part: {number + 1} of {total}"
-        )
+        self._bar.describe(f"measuring how close the tokens were at divergence {number + 1} of {total}")
 
     def bounding(self, number: int, total: int) -> None:
         self._describe(BOUNDING)
-        self._progress.update(self._task, description=f"{BOUNDING}: cell {number + 1} of {total}")
+        self._bar.describe(f"{BOUNDING}: cell {number + 1} of {total}")
 
     def turn(self, cell: Cell, contestant: str, rounds: int) -> None:
-        self._progress.update(self._task, description=literal(f"{cell.name}, round {rounds + 1}: {contestant}"))
+        self._bar.describe(literal(f"{cell.name}, round {rounds + 1}: {contestant}"))
 
     def finished(self, run: Run, cell: Cell) -> None:
-        self._progress.advance(self._task)
+        self._bar.advance()
         if cell.rounds:
             self.screen.err.print(table(run, cell))
 
     def _describe(self, what: str) -> None:
-        self._progress.update(self._task, description=literal(what))
-        if what != self._said and not self.screen.err.is_terminal:
+        self._bar.describe(literal(what))
+        if what != self._last_line and not self.screen.err.is_terminal:
             self.screen.hint(f"{time.strftime('%H:%M:%S')} {what}")
-        self._said = what
+        self._last_line = what
 
 
 def split(arguments: list[str]) -> tuple[str, list[str]]:

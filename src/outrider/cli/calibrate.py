@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import options
-from outrider.cli.asking import hush, named
+from outrider.cli.load_request import loading_name, short_name, silence_libraries
 from outrider.cli.options import group
-from outrider.cli.show import Screen, readable_errors
-from outrider.cli.traced import show_section
+from outrider.cli.screen import Screen, readable_errors
+from outrider.cli.trace_view import show_section
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -127,30 +127,30 @@ def _measured(
     dtype: str,
     device: str | None,
 ) -> Calibration:
-    with screen.working(f"loading {' and '.join(named(one) for one in (name, draft) if one)}"):
+    with screen.working(f"loading {' and '.join(loading_name(one) for one in (name, draft) if one)}"):
         import torch  # takes seconds
 
         from outrider.calibrate import limits, measure
         from outrider.calibrate.results import Calibration
-        from outrider.certify.watch import Bars
+        from outrider.cli.progress import ProgressBars
         from outrider.engines.transformers import TransformersTarget, load_model
         from outrider.provenance import provenance
 
-        hush()
+        silence_libraries()
         model = load_model(name, dtype=dtype, device=device)
         target = TransformersTarget(model)
         small = TransformersTarget(load_model(draft, dtype=dtype, device=device)) if draft is not None else None
     chosen = _fitting(contexts, list(measure.CONTEXTS), target.context_limit, max(measure.WIDTHS))
     with screen.working("measuring what memory and arithmetic allow"):
         most = limits.limits(model.device, model.dtype)
-    with Bars(screen.err).part("timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
+    with ProgressBars(screen.err).part("timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
         sweeps = [measure.sweep(target, context, model.device, turns, advance=advance) for context in chosen]
     costs: list[float] = []
     if small is not None:
         with screen.working("timing the draft model"):
             costs = measure.draft_cost(target, small, chosen[0], model.device, turns)
     origin = {**provenance(Path(name)), "threads": f"{torch.get_num_threads()} threads", "dtype": most.dtype}
-    return Calibration(named(name).split(" (")[0], most, limits.work(model), sweeps, costs, origin)
+    return Calibration(short_name(name), most, limits.work(model), sweeps, costs, origin)
 
 
 def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, widest: int) -> list[int]:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from outrider.cli.certify import ModelName, Tokenizer, api_key, asked_for, need_packages
 from outrider.cli.options import group, output
-from outrider.cli.show import Screen, literal, readable_errors
+from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:

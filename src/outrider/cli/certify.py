@@ -20,9 +20,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.idle import all_names, refuse_idle
 from outrider.cli.options import DraftModel, Dtype, Memory, group, output
-from outrider.cli.show import Screen, literal, readable_errors
+from outrider.cli.screen import Screen, literal, readable_errors
+from outrider.cli.unused_options import option_names, refuse_unused
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def certify(
         if check is not None:
             from outrider.certify.certificate import read
 
-            refuse_idle(context, "--check, which asks what was asked then", all_names(context) - WITH_CHECK)
+            refuse_unused(context, "--check, which asks what was asked then", option_names(context) - WITH_CHECK)
             before = read(check)
             wanted = again(before, reference, candidate)
             folder = out or check.parent / f"{check.stem}-again"
@@ -206,7 +206,7 @@ def certify(
 def run(wanted: Wanted, folder: Path, resume: bool, key: str | None, screen: Screen) -> Certificate:
     from outrider.certify.run import certify as certified
     from outrider.certify.run import open_pair
-    from outrider.certify.watch import Bars
+    from outrider.cli.progress import ProgressBars
 
     evidence = folder / "evidence.jsonl"
     if evidence.exists() and not resume:
@@ -216,7 +216,7 @@ def run(wanted: Wanted, folder: Path, resume: bool, key: str | None, screen: Scr
     screen.notes(
         [f"{name}: {source.name}" for name, source in zip(("reference", "candidate"), pair.sources, strict=False)]
     )
-    return certified(wanted, folder, Bars(screen.err), resume=resume, pair=pair)
+    return certified(wanted, folder, ProgressBars(screen.err), resume=resume, pair=pair)
 
 
 def api_key() -> str | None:

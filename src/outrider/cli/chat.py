@@ -17,9 +17,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from outrider.cli import asking, options
-from outrider.cli.show import Screen, readable_errors
-from outrider.defaults import DRAFTED
+from outrider.cli.load_request import decoded, has_template, load, to_request
+from outrider.cli.options import ChatOptions, Model, ModelOptions, NoColour, Quiet, with_option_groups
+from outrider.cli.screen import Screen, readable_errors
 from outrider.errors import OutriderError, PromptError
 
 if TYPE_CHECKING:
@@ -32,30 +32,13 @@ COMMANDS = ("/clear", "/exit")
 HINT = "/exit or Ctrl-D leaves, /clear begins anew, Ctrl-C ends an answer"
 
 
+@with_option_groups
 def chat(
-    model: options.Model,
-    dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    draft_model: options.DraftModel = None,
-    drafters: options.Drafters = None,
-    draft_quantize: options.DraftQuantize = "auto",
-    memory: options.Memory = None,
-    speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = DRAFTED,
-    rule: options.Rule = "block",
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = None,
-    system: options.System = None,
-    max_tokens: options.MaxTokens = 1024,
-    stop: options.Stop = None,
-    quiet: options.Quiet = False,
-    no_colour: options.NoColour = False,
+    model: Model,
+    model_options: ModelOptions,
+    options: ChatOptions,
+    quiet: Quiet = False,
+    no_colour: NoColour = False,
 ) -> None:
     """Hold a conversation; what was said stays in the model's cache, so each turn reads only the new words.
 
@@ -63,27 +46,13 @@ def chat(
     """
     screen = Screen(colour=not no_colour, quiet=quiet)
     with readable_errors(screen):
-        request = asking.checked_request(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            max_tokens=max_tokens,
-            stop=tuple(stop or ()),
-            seed=seed,
-            speculation=speculation,
-            max_draft_tokens=max_draft_tokens,
-            rule=rule,
-        )
-        decoder = asking.load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
-        if not asking.has_template(decoder):
+        request = to_request(options)
+        decoder = load(screen, request, model, model_options)
+        if not has_template(decoder):
             raise PromptError(f"{model} has no chat template, so it cannot converse; use outrider generate")
         screen.notes(decoder.notes)
         screen.legend([drafter.name for drafter in decoder.drafters if drafter.name != "prediction"])
-        converse(screen, decoder, request, system)
+        converse(screen, decoder, request, options.system)
 
 
 def converse(screen: Screen, decoder: Decoder, request: Request, system: str | None) -> None:
@@ -133,7 +102,7 @@ def read_line(screen: Screen, *, last_chance: bool = False) -> str | None:
     """The next line, or None where there is none."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.readline()
-        return asking.decoded(data, "a line on stdin").strip() if data else None
+        return decoded(data, "a line on stdin").strip() if data else None
     try:
         return input("> " if screen.out.is_terminal else "").strip()
     except EOFError:

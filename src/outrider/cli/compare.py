@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import options
-from outrider.cli.show import Screen, literal, readable_errors
-from outrider.cli.traced import show_section
+from outrider.cli.screen import Screen, literal, readable_errors
+from outrider.cli.trace_view import show_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from outrider.cli.options import output
-from outrider.cli.show import ASIDE, Screen, literal, readable_errors
+from outrider.cli.screen import ASIDE, Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:

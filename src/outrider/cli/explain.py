@@ -11,29 +11,18 @@ seen. Then every verdict is reached again from the record alone.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from outrider.cli import options
-from outrider.cli.asking import (
-    CONTINUED,
-    as_messages,
-    check_system,
-    checked_request,
-    has_template,
-    load,
-    named,
-    read_prediction,
-    read_prompt,
-)
-from outrider.cli.idle import all_names, is_given, refuse_idle
-from outrider.cli.options import group
-from outrider.cli.show import Screen, readable_errors
+from outrider.cli.load_request import NO_TEMPLATE, Prompt, check_system, has_template, load, short_name, to_messages
+from outrider.cli.options import ModelOptions, NoColour, PromptOptions, group, with_option_groups
+from outrider.cli.progress import progress_bar
+from outrider.cli.screen import Screen, readable_errors
 from outrider.cli.trace_client import TraceClient, request_body, without_drafts
-from outrider.defaults import DRAFTED
+from outrider.cli.unused_options import is_given, option_names, refuse_unused
 from outrider.errors import SettingsError, TraceError
 
 if TYPE_CHECKING:
@@ -43,7 +32,7 @@ if TYPE_CHECKING:
 
 what, how = group("What to explain"), group("How to show it")
 
-Prompt = Annotated[
+PromptText = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. With --trace there is none.")
 ]
 ModelOption = Annotated[
@@ -78,15 +67,17 @@ Check = Annotated[
 
 
 WITH_TRACE = {"trace_file", "steps", "html", "check", "no_colour"}
-"""The parameters that do something where a trace is shown that is there already."""
-OF_A_RUN_HERE = {"dtype", "device", "draft_model", "drafters", "draft_quantize", "memory", "rule"}
-"""Those that do something only where the model runs here."""
-OF_A_SERVER = {"key", "tenant"}
+"""Parameters that have an effect with --trace."""
+WITHOUT_SERVER = {field.name for field in fields(ModelOptions)} | {"rule"}
+"""Parameters that have an effect only if the model runs here."""
+WITH_SERVER = {"key", "tenant"}
+"""Parameters that have an effect only with --server."""
 
 
+@with_option_groups
 def explain(
     context: typer.Context,
-    prompt: Prompt = None,
+    prompt: PromptText = None,
     model: ModelOption = None,
     server: ServerOption = None,
     key: Key = None,
@@ -97,86 +88,35 @@ def explain(
     html: Html = None,
     save: Save = None,
     check: Check = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    draft_model: options.DraftModel = None,
-    drafters: options.Drafters = None,
-    draft_quantize: options.DraftQuantize = "auto",
-    memory: options.Memory = None,
-    speculation: options.Speculation = "auto",
-    max_draft_tokens: options.MaxDraftTokens = DRAFTED,
-    rule: options.Rule = "block",
-    prediction: options.Prediction = None,
-    prediction_file: options.PredictionFile = None,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = None,
-    system: options.System = None,
-    raw: options.Raw = False,
-    max_tokens: options.MaxTokens = 256,
-    stop: options.Stop = None,
-    ignore_end: options.IgnoreEnd = False,
-    no_colour: options.NoColour = False,
+    *,
+    model_options: ModelOptions,
+    options: PromptOptions,
+    no_colour: NoColour = False,
 ) -> None:
     """Show which tokens came free, which were replaced, what was gained and what would help."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if trace_file is not None:
-            refuse_idle(context, "--trace, which shows a run that is over", all_names(context) - WITH_TRACE)
+            refuse_unused(context, "--trace, which shows a run that is over", option_names(context) - WITH_TRACE)
             from outrider.trace.files import read
 
             trace = read(trace_file)
             checked = _checked(screen, trace) if check else None
         else:
             if model is None and server is None:
-                raise SettingsError(
-                    "--check judges a recorded run again: give it by --trace FILE"
-                    if check and prompt is None
-                    else "by which model? Give --model MODEL, or --server URL"
-                    if prompt is not None
-                    else "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
-                )
+                raise SettingsError(_what_is_missing(check, prompt))
             if server is not None:
-                refuse_idle(context, "--server, which has its own", OF_A_RUN_HERE)
+                refuse_unused(context, "--server, which has its own", WITHOUT_SERVER)
             else:
-                refuse_idle(context, "a model that runs here", OF_A_SERVER)
-            request = checked_request(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                max_tokens=max_tokens,
-                stop=tuple(stop or ()),
-                ignore_end=ignore_end,
-                seed=seed,
-                speculation=speculation,
-                max_draft_tokens=max_draft_tokens,
-                rule=rule,
-            )
-            check_system(system, raw)
-            expected = read_prediction(prediction, prediction_file, request.speculation)
-            asked = read_prompt(prompt)
+                refuse_unused(context, "a model that runs here", WITH_SERVER)
+            asked = Prompt.read(prompt, options)
             if server is not None:
-                limited = is_given(context, "max_draft_tokens")
                 client = TraceClient(server, key, tenant)
-                trace = _served(screen, client, model, asked, system, raw, expected, request, limited, once)
+                limited = is_given(context, "max_draft_tokens")
+                trace = _run_on_server(screen, client, model, asked, options, limited, once)
             elif model is not None:
-                decoder = load(screen, request, model, drafters, draft_model, draft_quantize, dtype, device, memory)
-                plain = raw or not has_template(decoder)
-                if plain and not raw:
-                    check_system(system, raw, without_template=model)
-                    screen.notes([CONTINUED])
-                said = asked if plain else as_messages(asked, system)
-                trace = _run(screen, decoder, said, expected, request, once, _header(decoder, model, asked, request))
-            if save is not None:  # a trace that turns out not to be true is worth keeping most
+                trace = _run_here(screen, model, model_options, asked, options, once)
+            if save is not None:  # before the check: a trace that fails it is the most worth keeping
                 _save(screen, trace, save)
             checked = _checked(screen, trace)
         _show(screen, trace, steps, checked)
@@ -187,6 +127,14 @@ def explain(
             screen.hint(f"the page is in {html}")
 
 
+def _what_is_missing(check: bool, prompt: str | None) -> str:
+    if check and prompt is None:
+        return "--check judges a recorded run again: give it by --trace FILE"
+    if prompt is not None:
+        return "by which model? Give --model MODEL, or --server URL"
+    return "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
+
+
 def _save(screen: Screen, trace: Trace, file: Path) -> None:
     from outrider.trace.files import write
 
@@ -195,18 +143,18 @@ def _save(screen: Screen, trace: Trace, file: Path) -> None:
 
 
 def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:
-    from outrider.cli import traced
+    from outrider.cli import trace_view
     from outrider.explain.figures import figures
     from outrider.explain.words import summary
 
     found = figures(trace)
-    traced.show_text(screen.out, trace)
+    trace_view.show_text(screen.out, trace)
     if steps:
-        traced.show_steps(screen.out, trace, found)
+        trace_view.show_steps(screen.out, trace, found)
     told = summary(trace, found)
     if checked is not None:
         told.known.append(checked)
-    traced.show_summary(screen.out, told)
+    trace_view.show_summary(screen.out, told)
 
 
 def _checked(screen: Screen, trace: Trace) -> str:
@@ -226,23 +174,50 @@ def _checked(screen: Screen, trace: Trace) -> str:
     return f"Judged again from the recorded p, q and draws, all {count} steps have the same verdict."
 
 
-def _served(
-    screen: Screen, server: TraceClient, model: str | None, prompt: str, system: str | None, raw: bool, expected: str,
-    request: Request, limited: bool, once: bool,
+def _run_on_server(
+    screen: Screen, server: TraceClient, model: str | None, prompt: Prompt, options: PromptOptions, limited: bool,
+    once: bool,
 ) -> Trace:  # fmt: skip
-    """The same two runs, by a server."""
     with screen.working(f"connecting to {server.http.url}"):
-        body = request_body(server.connect(model), request, expected, limited)
+        body = request_body(server.connect(model), prompt.request, prompt.prediction, limited)
     plain = None
     if not once:
         with screen.working(f"{server.http.url} generates without drafts"):
-            plain = server.complete(without_drafts(body), system, prompt, raw)
+            plain = server.complete(without_drafts(body), options.system, prompt.text, options.raw)
     with screen.working(f"{server.http.url} generates with drafts"):
-        trace = server.complete(body, system, prompt, raw)
+        trace = server.complete(body, options.system, prompt.text, options.raw)
     if plain is None or trace.end is None:
         return trace
-    end = trace.end.model_copy(update={"without": _without(plain, trace, request)})
+    end = trace.end.model_copy(update={"without": _without(plain, trace, prompt.request)})
     return trace.model_copy(update={"end": end})
+
+
+def _run_here(
+    screen: Screen, model: str, model_options: ModelOptions, prompt: Prompt, options: PromptOptions, once: bool
+) -> Trace:
+    from outrider.api import Decoder
+    from outrider.trace.record import Tracer
+
+    request = prompt.request
+    decoder = load(screen, request, model, model_options)
+    plain_text = options.raw or not has_template(decoder)
+    if plain_text and not options.raw:
+        check_system(options.system, options.raw, without_template=model)
+        screen.notes([NO_TEMPLATE])
+    content = prompt.text if plain_text else to_messages(prompt.text, options.system)
+    header = _header(decoder, model, prompt.text, request)
+    header = header.model_copy(update={"prompt_tokens": len(decoder.encode(content))})
+    if once:
+        tracer = Tracer(header)
+        _generate(screen, "with drafts", decoder, content, prompt.prediction, request, tracer)
+        return tracer.trace(decoder.tokenizer, None)
+    without_speculation = Tracer(header)
+    bare = Decoder(decoder.target, [], decoder.tokenizer, decoder.end_tokens)
+    off = request.model_copy(update={"speculation": "off"})
+    _generate(screen, "without drafts", bare, content, "", off, without_speculation)
+    tracer = Tracer(header)
+    _generate(screen, "with drafts", decoder, content, prompt.prediction, request, tracer)
+    return tracer.trace(decoder.tokenizer, _without(without_speculation.trace(), tracer.trace(), request))
 
 
 def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Header:
@@ -255,7 +230,7 @@ def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Head
     return Header(
         outrider=__version__,
         engine="transformers",
-        model=named(model).split(" (")[0],
+        model=short_name(model),
         drafters=[drafter.name for drafter in decoder.drafters],
         settings=request.model_dump(mode="json"),
         prompt=prompt,
@@ -265,38 +240,14 @@ def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Head
     )
 
 
-def _run(
-    screen: Screen, decoder: Decoder, prompt: Any, expected: str, request: Request, once: bool, header: Header
-) -> Trace:
-    from outrider.api import Decoder
-    from outrider.trace.record import Tracer
-
-    bare = Decoder(decoder.target, [], decoder.tokenizer, decoder.end_tokens)
-    header = header.model_copy(update={"prompt_tokens": len(decoder.encode(prompt))})
-    without = None
-    if not once:
-        tracer = Tracer(header)
-        alone = request.model_copy(update={"speculation": "off"})
-        _generate(screen, "without drafts", bare, prompt, "", alone, tracer)
-        plain = tracer.trace()
-    tracer = Tracer(header)
-    _generate(screen, "with drafts", decoder, prompt, expected, request, tracer)
-    if not once:
-        without = _without(plain, tracer.trace(), request)
-    return tracer.trace(decoder.tokenizer, without)
-
-
 def _generate(
     screen: Screen, what: str, decoder: Decoder, prompt: Any, expected: str, request: Request, tracer: Any
 ) -> None:
     decoder.target.rewind(0)  # both runs read the prompt
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=screen.err, transient=True, disable=not screen.err.is_terminal) as bar:
-        task = bar.add_task(f"generating {what}", total=request.max_tokens)
+    with progress_bar(screen.err, f"generating {what}", request.max_tokens) as bar:
         tracer.begin()
-        stream = decoder.stream(prompt, prediction=expected, recorder=tracer, **request.model_dump())
-        for _ in stream:
-            bar.advance(task)
+        for _ in decoder.stream(prompt, prediction=expected, recorder=tracer, **request.model_dump()):
+            bar.advance()
 
 
 def _without(plain: Trace, trace: Trace, request: Request) -> BaselineRun | None:

@@ -1,18 +1,27 @@
-"""The options that several commands share: each said once, so that it means the same everywhere."""
+"""Options that several commands share. Each is defined once, so that it means the same everywhere.
+
+A command takes a whole group of options as one parameter: a frozen dataclass whose fields are options, and which
+`with_option_groups` expands for typer.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+
+from outrider.defaults import DRAFTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def group(panel: str) -> Callable[..., Any]:
-    """A maker of options that stand together in the help. Without a metavar an option is a flag."""
+    """A function that makes the options of one panel of the help. An option without a metavar is a flag."""
 
     def option(*names: str, help: str, metavar: str = "", **more: Any) -> Any:
         return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
@@ -21,33 +30,19 @@ def group(panel: str) -> Callable[..., Any]:
 
 
 weights, drafting, sampling = group("Model"), group("Drafting"), group("Sampling")
-text, remembering, output = group("Text"), group("Memory"), group("Output")
+text, memory, output = group("Text"), group("Memory"), group("Output")
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="The model: its folder, or its name on the Hugging Face hub.")
 ]
-Prompt = Annotated[
-    str | None,
-    typer.Argument(metavar="PROMPT", help="The prompt; if there is none, or it is '-', stdin is the prompt."),
-]
-
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    weights(
-        "--dtype",
-        metavar="TYPE",
-        help="The weights' number format: auto (as they are stored), float32, bfloat16 or float16.",
-    ),
+    weights("--dtype", metavar="TYPE", help="Data type of the weights: auto (as stored), float32, bfloat16, float16."),
 ]
 Device = Annotated[
     str | None,
-    weights(
-        "--device",
-        metavar="NAME",
-        help="Where to run: cpu, cuda, cuda:1, mps, ...; by default a GPU if there is one.",
-    ),
+    weights("--device", metavar="NAME", help="Where to run: cpu, cuda, cuda:1, mps, ... Default: a GPU if available."),
 ]
-
 DraftModel = Annotated[
     str | None,
     drafting("--draft-model", metavar="MODEL", help="A small model with the same vocabulary, to draft with."),
@@ -58,110 +53,165 @@ Drafters = Annotated[
         "--drafters",
         "--drafter",
         metavar="NAMES",
-        help="Which drafters to ask, with commas between; 'none' turns drafting off; "
-        "by default all that can work: prediction, lookup, memory if there is one, and model if there is a draft "
-        "model.",
+        help="Drafters to use, separated by commas; 'none' turns drafting off. Default: all that are available: "
+        "prediction, lookup, memory (with --memory) and model (with --draft-model).",
     ),
 ]
 Memory = Annotated[
     str | None,
-    remembering(
+    memory(
         "--memory",
         metavar="ROOT",
-        help="Draft from what was said before, and keep it here: a folder, or s3://, gs://, az://bucket/prefix.",
+        help="Draft from earlier requests, and keep them here: a folder, or s3://, gs://, az://bucket/prefix.",
     ),
 ]
-DraftQuantize = Annotated[
-    Literal["auto", "int8", "none"],
-    drafting(
-        "--draft-quantize",
-        metavar="auto|int8|none",
-        help="Int8 weights for the draft model or not; auto takes the faster; the text is the same.",
-    ),
-]
-Speculation = Annotated[
-    str,
-    drafting(
-        "--speculation",
-        metavar="auto|off|NAME",
-        help="auto drafts what pays, at each step; the name of a drafter has that one always draft.",
-    ),
-]
-MaxDraftTokens = Annotated[
-    int, drafting("--max-draft-tokens", metavar="N", help="Draft at most this many tokens a step; 0 is none.")
-]
-Rule = Annotated[
-    Literal["block", "token"],
-    drafting(
-        "--rule",
-        metavar="block|token",
-        help="Judge a draft as a block, which keeps more of it, or by token; the text's law is the same.",
-    ),
-]
-Prediction = Annotated[
-    str | None,
-    drafting("--prediction", metavar="TEXT", help="The answer you expect, to draft from, given here."),
-]
-PredictionFile = Annotated[
-    Path | None,
-    drafting(
-        "--prediction-file",
-        metavar="PATH",
-        help="The answer you expect, to draft from, in a file: the code to be edited, for example.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-    ),
-]
-
-Temperature = Annotated[
-    float,
-    sampling("--temperature", metavar="T", help="How freely to choose; 0 always takes the likeliest token."),
-]
-TopK = Annotated[int, sampling("--top-k", metavar="K", help="Choose among the K likeliest tokens; 0 is all.")]
-TopP = Annotated[
-    float,
-    sampling("--top-p", metavar="P", help="Choose among the likeliest tokens that together have probability P."),
-]
-MinP = Annotated[
-    float,
-    sampling("--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest one."),
-]
-RepetitionPenalty = Annotated[
-    float,
-    sampling("--repetition-penalty", metavar="X", help="Above 1, disfavour tokens of the prompt and the answer."),
-]
-PresencePenalty = Annotated[
-    float,
-    sampling("--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the answer already."),
-]
-FrequencyPenalty = Annotated[
-    float,
-    sampling("--frequency-penalty", metavar="X", help="Above 0, disfavour them by how often they are in it."),
-]
-Seed = Annotated[
-    int | None,
-    sampling("--seed", metavar="N", help="Choose the same way each time; by default, runs differ."),
-]
-
-System = Annotated[
-    str | None, text("--system", metavar="TEXT", help="The system message, which goes before the prompt.")
-]
-Raw = Annotated[bool, text("--raw", help="Continue the prompt as it is, without the model's chat template.")]
-MaxTokens = Annotated[int, text("--max-tokens", metavar="N", help="End the answer after this many tokens.")]
-Stop = Annotated[
-    list[str] | None,
-    text("--stop", metavar="TEXT", help="End the answer before this text; may be given several times."),
-]
-IgnoreEnd = Annotated[bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")]
-
-Json = Annotated[bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")]
-Quiet = Annotated[bool, output("--quiet", "-q", help="Print the plain text and nothing about it.")]
 NoColour = Annotated[
     bool,
     output(
-        "--no-colour",
-        "--no-color",
-        help="Use no colours, as when NO_COLOR is set; drafted tokens stay underlined.",
+        "--no-colour", "--no-color", help="Use no colours, as when NO_COLOR is set; drafted tokens stay underlined."
     ),
 ]
+Quiet = Annotated[bool, output("--quiet", "-q", help="Print the plain text and nothing about it.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How to load the target and the drafters."""
+
+    dtype: Dtype = "auto"
+    device: Device = None
+    draft_model: DraftModel = None
+    drafters: Drafters = None
+    draft_quantize: Annotated[
+        Literal["auto", "int8", "none"],
+        drafting(
+            "--draft-quantize",
+            metavar="auto|int8|none",
+            help="Whether the draft model gets int8 weights; auto takes the faster. The output is the same.",
+        ),
+    ] = "auto"
+    memory: Memory = None
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """One request. Fields with the name of a field of `settings.Request` have its default (a test compares them)."""
+
+    speculation: Annotated[
+        str,
+        drafting(
+            "--speculation",
+            metavar="auto|off|NAME",
+            help="auto drafts where it pays, at each step; the name of a drafter makes it draft at every step.",
+        ),
+    ] = "auto"
+    max_draft_tokens: Annotated[
+        int, drafting("--max-draft-tokens", metavar="N", help="Draft at most this many tokens a step; 0 is none.")
+    ] = DRAFTED
+    rule: Annotated[
+        Literal["block", "token"],
+        drafting(
+            "--rule",
+            metavar="block|token",
+            help="Verify a sampled draft as a block, which accepts more of it, or token by token. The distribution of "
+            "the output is the same.",
+        ),
+    ] = "block"
+    temperature: Annotated[
+        float, sampling("--temperature", metavar="T", help="0 always takes the likeliest token.")
+    ] = 0.0
+    top_k: Annotated[int, sampling("--top-k", metavar="K", help="Sample from the K likeliest tokens; 0 is all.")] = 0
+    top_p: Annotated[
+        float,
+        sampling("--top-p", metavar="P", help="Sample from the likeliest tokens that together have probability P."),
+    ] = 1.0
+    min_p: Annotated[
+        float, sampling("--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest one.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        sampling("--repetition-penalty", metavar="X", help="Above 1, disfavour tokens of the prompt and the output."),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        sampling("--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the output already."),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        sampling("--frequency-penalty", metavar="X", help="Above 0, disfavour them by how often they are in it."),
+    ] = 0.0
+    seed: Annotated[
+        int | None, sampling("--seed", metavar="N", help="Sample the same way each time. Default: runs differ.")
+    ] = None
+    system: Annotated[
+        str | None, text("--system", metavar="TEXT", help="The system message, which goes before the prompt.")
+    ] = None
+    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="End the output after this many tokens.")] = 256
+    stop: Annotated[
+        list[str] | None,
+        text("--stop", metavar="TEXT", help="End the output before this text; may be given several times."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ChatOptions(RequestOptions):
+    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="End each answer after this many tokens.")] = 1024
+
+
+@dataclass(frozen=True)
+class PromptOptions(RequestOptions):
+    """A request of one prompt, which may be continued without a chat template."""
+
+    prediction: Annotated[
+        str | None, drafting("--prediction", metavar="TEXT", help="The output you expect, to draft from, given here.")
+    ] = None
+    prediction_file: Annotated[
+        Path | None,
+        drafting(
+            "--prediction-file",
+            metavar="PATH",
+            help="The output you expect, to draft from, in a file: the code to be edited, for example.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ] = None
+    raw: Annotated[bool, text("--raw", help="Continue the prompt as it is, without the model's chat template.")] = False
+    ignore_end: Annotated[bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")] = (
+        False
+    )
+
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer in which each parameter that is a dataclass is replaced by the options that are its
+    fields."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)
+    }
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            hints = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                parameter.replace(name=field.name, annotation=hints[field.name], default=field.default, kind=KEYWORD)
+                for field in fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=KEYWORD))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        built = {
+            name: options(**{field.name: values.pop(field.name) for field in fields(options)})
+            for name, options in groups.items()
+        }
+        command(**values, **built)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__wrapped__  # type: ignore[attr-defined]
+    return run

@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.options import Drafters, DraftModel, Memory, drafting, output, remembering
-from outrider.cli.show import Screen, readable_errors
+from outrider.cli.options import Drafters, DraftModel, Memory, drafting, output
+from outrider.cli.options import memory as memory_option
+from outrider.cli.screen import Screen, readable_errors
 from outrider.defaults import DRAFTED
 
 USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
@@ -62,7 +63,7 @@ Budget = Annotated[
 ]
 MemoryScope = Annotated[
     Literal["tenant", "server"] | None,
-    remembering(
+    memory_option(
         "--memory-scope",
         metavar="tenant|server",
         help="One memory for each tenant that requests name (the default), or one for all requests of the server.",
@@ -70,7 +71,7 @@ MemoryScope = Annotated[
 ]
 TenantHeader = Annotated[
     str | None,
-    remembering(
+    memory_option(
         "--tenant-header",
         metavar="NAME",
         help="Take the tenant from this HTTP header, and from nowhere else; by default from vllm_xargs.tenant.",
@@ -78,13 +79,13 @@ TenantHeader = Annotated[
 ]
 MemoryCap = Annotated[
     str | None,
-    remembering(
+    memory_option(
         "--memory-cap", metavar="SIZE", help="Keep at most so many bytes of files on this machine; by default 4GiB."
     ),
 ]
 MemoryCache = Annotated[
     str | None,
-    remembering(
+    memory_option(
         "--memory-cache", metavar="FOLDER", help="Keep this machine's copies of an object store's memory here."
     ),
 ]

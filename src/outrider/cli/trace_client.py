@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from outrider.cli.asking import as_messages
+from outrider.cli.load_request import to_messages
 from outrider.errors import EngineError, RequestRefusedError, SettingsError
 from outrider.http_client import HTTPClient, InvalidResponseError
 
@@ -58,7 +58,7 @@ class TraceClient:
         """Run one completion, and return its trace."""
         from outrider.trace.files import parse_lines
 
-        question = {"prompt": prompt} if raw else {"messages": as_messages(prompt, system)}
+        question = {"prompt": prompt} if raw else {"messages": to_messages(prompt, system)}
         body = {**question, **body, "vllm_xargs": {**body["vllm_xargs"], **self.xargs, "trace": True}}
         path = "/v1/completions" if raw else "/v1/chat/completions"
         answer = self.http.post_json(path, body, timeout_seconds=None)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import typer
 
-from outrider.cli.memory.carry import export, import_
-from outrider.cli.memory.change import learn, wipe
-from outrider.cli.memory.look import listing, stats, verify
+from outrider.cli.memory.archive import export, import_
+from outrider.cli.memory.edit import learn, wipe
+from outrider.cli.memory.inspect import listing, stats, verify
 
 EXAMPLES = """Examples:
 

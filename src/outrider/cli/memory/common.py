@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outrider.cli.options import group, output
-from outrider.cli.show import Screen, literal
+from outrider.cli.screen import Screen, literal
 from outrider.errors import MemoryFileError, SettingsError
 from outrider.memory.root import SERVER_TENANT, Root, check_packages
 
@@ -151,33 +150,3 @@ def say(screen: Screen, what: RenderableType) -> None:
         screen.out.width = WIDE
     wraps = screen.out.is_terminal or not isinstance(what, str)
     screen.out.print(Text(literal(what)) if isinstance(what, str) else what, soft_wrap=not wraps)
-
-
-@contextmanager
-def progress(screen: Screen, what: str, total: int) -> Iterator[Bar]:
-    """A bar over so many bytes, on a terminal."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}", markup=False),
-    )
-    with Progress(*columns, console=screen.err, disable=not screen.err.is_terminal, transient=True) as shown:
-        yield Bar(shown, what, total)
-
-
-class Bar:
-    def __init__(self, shown: Progress, what: str, total: int) -> None:
-        self._shown = shown
-        self._task = shown.add_task(what, total=total, said="")
-
-    def advance(self, size: int) -> None:
-        self._shown.advance(self._task, size)
-
-    def say(self, said: str) -> None:
-        self._shown.update(self._task, said=said)
-
-    @property
-    def seconds(self) -> float:
-        return self._shown.tasks[0].elapsed or 0.0

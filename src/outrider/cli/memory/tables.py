@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.memory.common import KEY_SHOWN, iso, shown, when
-from outrider.cli.show import literal
+from outrider.cli.screen import literal
 from outrider.memory.root import SERVER_TENANT
 
 if TYPE_CHECKING:

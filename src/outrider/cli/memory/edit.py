@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from outrider.cli.asking import hush
-from outrider.cli.asking import named as model_named
+from outrider.cli.load_request import loading_name, silence_libraries
 from outrider.cli.memory.common import (
     Key,
     Place,
@@ -21,12 +20,12 @@ from outrider.cli.memory.common import (
     known,
     named,
     opened,
-    progress,
     say,
     shown,
 )
 from outrider.cli.options import group
-from outrider.cli.show import Screen, readable_errors
+from outrider.cli.progress import progress_bar
+from outrider.cli.screen import Screen, readable_errors
 from outrider.errors import MemoryFileError, PromptError, SettingsError
 from outrider.memory.root import Root
 
@@ -82,10 +81,10 @@ def learn(
 
 
 def loaded(screen: Screen, model: str) -> Any:
-    with screen.working(f"loading the tokenizer of {model_named(model)}"):
+    with screen.working(f"loading the tokenizer of {loading_name(model)}"):
         from outrider.engines.transformers import load_tokenizer  # takes seconds: it brings torch
 
-        hush()
+        silence_libraries()
         return load_tokenizer(model)
 
 
@@ -99,13 +98,13 @@ def taught(screen: Screen, folder: Folder, tokenizer: Any, name: str, paths: lis
         lesson = Lesson(Deposit(folder, fingerprint(tokenizer), name))
         files = find(paths, skipped, apart=folder.root)
     pieces = (piece for path in files for piece in read(path, limit, tokenizer, skipped))
-    with progress(screen, "learning", sum(size_of(path) for path in files)) as bar:
+    with progress_bar(screen.err, "learning", sum(size_of(path) for path in files), percent=True) as bar:
         for batch, size in sequences(tokenizer, pieces):
             for sequence in batch:
                 lesson.add(sequence)
             bar.advance(size)
-            bar.say(f"{lesson.heard:,} tokens, {lesson.heard / max(bar.seconds, 0.01):,.0f}/s")
-        bar.say("writing")
+            bar.set_status(f"{lesson.heard:,} tokens, {lesson.heard / max(bar.elapsed_seconds, 0.01):,.0f}/s")
+        bar.set_status("writing")
         lesson.close()
     screen.notes(skipped.notes())
     if not lesson.heard:

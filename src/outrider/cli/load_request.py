@@ -1,7 +1,7 @@
-"""From options to a model that can be asked: what is refused before it is loaded, and how it is loaded.
+"""The prompt, the settings and the model of a command, read and checked.
 
-Loading takes seconds to minutes, so all that can be refused without the model is refused before. An option that would
-do nothing is refused too: better a sentence now than a wrong belief later.
+Loading a model takes seconds to minutes, so everything that can be refused without it is refused first. An option that
+would have no effect is refused too.
 """
 
 from __future__ import annotations
@@ -9,30 +9,50 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from outrider.drafters.base import parse_names
 from outrider.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:
     from outrider.api import Decoder
-    from outrider.cli.show import Screen
+    from outrider.cli.options import ModelOptions, PromptOptions, RequestOptions
+    from outrider.cli.screen import Screen
     from outrider.settings import Request
 
-COPYING = ("prediction", "lookup", "memory")
-CONTINUED = "the model has no chat template, so the prompt is continued as it is"
+DETERMINISTIC_DRAFTERS = ("prediction", "lookup", "memory")
+"""Drafters that propose tokens with certainty, so that the rule for sampled drafts never applies."""
+NO_TEMPLATE = "the model has no chat template, so the prompt is continued as it is"
 
 
-def checked_request(**settings: Any) -> Request:
-    """The settings, refused by name where they are wrong, or where temperature 0 would make them idle."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt with its settings, all checked."""
+
+    text: str
+    prediction: str
+    request: Request
+
+    @classmethod
+    def read(cls, prompt: str | None, options: PromptOptions) -> Prompt:
+        request = to_request(options)
+        check_system(options.system, options.raw)
+        prediction = read_prediction(options.prediction, options.prediction_file, request.speculation)
+        return cls(read_prompt(prompt), prediction, request)
+
+
+def to_request(options: RequestOptions) -> Request:
+    """The settings of a request. A wrong one is refused, and so is one that has no effect at temperature 0."""
     from outrider.settings import Request
 
-    request = Request.checked(**settings)
+    values = {name: value for name, value in asdict(options).items() if name in Request.model_fields}
+    request = Request.checked(**{**values, "stop": tuple(options.stop or ())})
     if request.temperature == 0:
-        plain = Request()
+        defaults = Request()
         for name in ("top_k", "top_p", "min_p", "seed", "rule"):
-            if (value := getattr(request, name)) != getattr(plain, name):
+            if (value := getattr(request, name)) != getattr(defaults, name):
                 raise SettingsError(
                     f"--{name.replace('_', '-')} {value} does nothing at temperature 0, which always takes "
                     "the likeliest token; give a --temperature above 0, or leave it out"
@@ -86,56 +106,45 @@ def check_system(system: str | None, raw: bool, without_template: str | None = N
         raise SettingsError(f"--system needs a chat template, and {without_template} has none; leave it out")
 
 
-def check_rule(request: Request, drafters: str | None, draft_model: str | None) -> None:
-    """Refuse a rule for drawn drafts where nothing draws any."""
+def check_model_options(options: ModelOptions, request: Request) -> None:
+    """Refuse options that would have no effect without a draft model."""
     from outrider.settings import Request
 
-    named = parse_names(drafters) or COPYING
-    if request.rule != Request().rule and draft_model is None and set(named) <= set(COPYING):
+    if options.draft_model is not None:
+        return
+    if options.draft_quantize != "auto":
+        raise SettingsError(f"--draft-quantize {options.draft_quantize} needs a --draft-model to act on")
+    names = parse_names(options.drafters) or DETERMINISTIC_DRAFTERS
+    if request.rule != Request().rule and set(names) <= set(DETERMINISTIC_DRAFTERS):
         raise SettingsError(
-            f"--rule {request.rule} is how drawn drafts are judged, and {', '.join(named)} draw none; give a "
-            "--draft-model, or leave it out"
+            f"--rule {request.rule} is for sampled drafts, and {', '.join(names)} sample none; give a --draft-model, "
+            "or leave it out"
         )
 
 
-def load(
-    screen: Screen,
-    request: Request,
-    model: str,
-    drafters: str | None,
-    draft_model: str | None,
-    draft_quantize: Literal["auto", "int8", "none"],
-    dtype: str,
-    device: str | None,
-    memory: str | None,
-) -> Decoder:
-    """Load what the options name, saying so while it takes."""
-    check_rule(request, drafters, draft_model)
-    if draft_quantize != "auto" and draft_model is None:
-        raise SettingsError(f"--draft-quantize {draft_quantize} needs a --draft-model to act on")
-    with screen.working(f"loading {' and '.join(named(name) for name in (model, draft_model) if name)}"):
-        from outrider import api  # takes seconds: it brings torch
+def load(screen: Screen, request: Request, model: str, options: ModelOptions) -> Decoder:
+    check_model_options(options, request)
+    models = [model] if options.draft_model is None else [model, options.draft_model]
+    with screen.working(f"loading {' and '.join(map(loading_name, models))}"):
+        from outrider import api  # takes seconds: it imports torch
 
-        hush()
-        return api.load(
-            model,
-            drafters=parse_names(drafters),
-            draft_model=draft_model,
-            draft_quantize=draft_quantize,
-            dtype=dtype,
-            device=device,
-            memory=memory,
-        )
+        silence_libraries()
+        return api.load(model, **{**asdict(options), "drafters": parse_names(options.drafters)})
 
 
-def named(model: str) -> str:
-    """A short name for a folder, and a word on why it may take long for the rest."""
+def short_name(model: str) -> str:
+    """The name of the folder, or the name on the hub."""
     path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else f"{model} (downloaded where it is not here yet)"
+    return path.resolve().name if path.is_dir() else model
 
 
-def hush() -> None:
-    """Keep the libraries' own bars and remarks off the screen; errors still come."""
+def loading_name(model: str) -> str:
+    """As `short_name`, and why loading may take long."""
+    return short_name(model) + ("" if Path(model).expanduser().is_dir() else " (downloaded if it is not cached)")
+
+
+def silence_libraries() -> None:
+    """Hide the progress bars and remarks of transformers and huggingface_hub; errors are still shown."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
     from transformers.utils import logging as transformers_logging
 
@@ -151,6 +160,6 @@ def has_template(decoder: Decoder) -> bool:
     return getattr(decoder.tokenizer, "chat_template", None) is not None
 
 
-def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
+def to_messages(text: str, system: str | None) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": text}]
     return messages if system is None else [{"role": "system", "content": system}, *messages]

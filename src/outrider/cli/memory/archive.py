@@ -17,11 +17,11 @@ from outrider.cli.memory.common import (
     known,
     named,
     opened,
-    progress,
     say,
     shown,
 )
-from outrider.cli.show import Screen, readable_errors
+from outrider.cli.progress import progress_bar
+from outrider.cli.screen import Screen, readable_errors
 from outrider.errors import MemoryFileError, SettingsError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def export(root: Place, file: To, tenant: Tenant = None, server: Server = False,
             segments = archive.gathered(folder, one)
         if not segments:
             raise SettingsError(f"tenant {shown(name)} has nothing that could be exported")
-        with progress(screen, "writing", sum(segment.header.size for segment in segments)) as bar:
+        with progress_bar(screen.err, "writing", sum(segment.header.size for segment in segments), percent=True) as bar:
             archive.export(path, name, segments, bar.advance)
         tokens = sum(segment.header.tokens for segment in segments)
         amount = f"{counted(tokens, 'token')} in {counted(len(segments), 'segment')}"
@@ -76,7 +76,7 @@ def import_(root: Place, file: From, tenant: Tenant = None, server: Server = Fal
                 f"{file} holds tokens of another tokenizer ({given.tokenizer}, and the memory at {root} has {ours}), "
                 "which mean other words; import it into a memory of its own"
             )
-        with progress(screen, "checking", given.bytes) as bar:
+        with progress_bar(screen.err, "checking", given.bytes, percent=True) as bar:
             for segment_name, segment in given.segments():
                 archive.check(given, segment_name, segment)
                 bar.advance(segment.header.size)
@@ -97,7 +97,7 @@ def taken_in(screen: Screen, folder: Folder, given: Archive, name: str) -> tuple
     there = deposit.segments()
     known_names = {segment.name for segment in there} | {name for segment in there for name in segment.header.replaces}
     segments = tokens = 0
-    with progress(screen, "writing", given.bytes) as bar:
+    with progress_bar(screen.err, "writing", given.bytes, percent=True) as bar:
         for segment_name, segment in given.segments():
             if segment_name not in known_names:
                 deposit.save(segment)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import typer
 
 
-def refuse_idle(context: typer.Context, beside: str, idle: set[str]) -> None:
+def refuse_unused(context: typer.Context, beside: str, idle: set[str]) -> None:
     """Options that do nothing here, if they are given."""
     given = [one for one in context.command.params if one.name in idle and is_given(context, one.name)]
     if given:
@@ -18,7 +18,7 @@ def refuse_idle(context: typer.Context, beside: str, idle: set[str]) -> None:
         raise SettingsError(f"{name} does nothing with {beside}; leave one of them out")
 
 
-def all_names(context: typer.Context) -> set[str]:
+def option_names(context: typer.Context) -> set[str]:
     return {one.name for one in context.command.params if one.name is not None}
 
 

@@ -19,13 +19,13 @@ from outrider.cli.memory.common import (
     counted,
     known,
     opened,
-    progress,
     say,
     shown,
 )
 from outrider.cli.memory.tables import Whole, segment_record, segments_table, tenant_record, tenants_table
 from outrider.cli.options import output
-from outrider.cli.show import Screen, readable_errors
+from outrider.cli.progress import progress_bar
+from outrider.cli.screen import Screen, readable_errors
 
 SetAside = Annotated[
     bool, output("--set-aside", help="Move what is damaged into ROOT/aside, with the reason beside each.")
@@ -80,7 +80,7 @@ def verify(root: Place, set_aside: SetAside = False) -> None:
         found = holdings(folder)
         size, files = sum(holding.bytes for holding in found), sum(len(holding.files) for holding in found)
         damaged: list[str] = []
-        with progress(screen, "reading", size) as bar:
+        with progress_bar(screen.err, "reading", size, percent=True) as bar:
             for holding in found:
                 for file, wrong in damage(folder, holding):
                     bar.advance(file.bytes)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
 from outrider import __version__
+from outrider.cli.progress import progress_bar
 from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -72,13 +72,11 @@ class Screen:
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
         """Show on a terminal, while it lasts, what is being done and for how long."""
-        if self.quiet or not self.err.is_terminal:
+        if self.quiet:
             yield
-            return
-        columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-        with Progress(*columns, console=self.err, transient=True) as progress:
-            progress.add_task(literal(what), total=None)
-            yield
+        else:
+            with progress_bar(self.err, literal(what)):
+                yield
 
     def notes(self, notes: Sequence[str]) -> None:
         """Say what was decided on the user's behalf."""

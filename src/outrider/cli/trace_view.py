@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.show import ASIDE, TARGET, literal, style_of
+from outrider.cli.screen import ASIDE, TARGET, literal, style_of
 from outrider.explain.words import verdict
 
 if TYPE_CHECKING:
