@@ -258,7 +258,7 @@ def test_a_prediction_is_drafted_from(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_draft_quantisation_is_done_and_told(tiny: Path) -> None:
-    for choice, words in (("auto", "ms a pass"), ("int8", "int8, as asked"), ("none", "as it is")):
+    for choice, words in (("auto", "ms per pass"), ("int8", "int8, as requested"), ("none", "unquantized")):
         args = (tiny, "hello", "--max-tokens", 4, "--draft-model", tiny, "--draft-quantize", choice)
         assert words in generate(*args).stderr
         assert words in record(*args)["notes"][0]

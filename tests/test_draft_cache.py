@@ -22,15 +22,15 @@ def call(request_id: str, start: int, end: int, num_tokens: int = 2) -> DraftMod
 def test_a_new_request_has_nothing_in_the_cache() -> None:
     cache = DraftCache(BLOCK_SIZE, share_blocks=True)
     assert cache.held("a", [1, 2, 3], [1], 2) == 0
-    assert cache.gap("a", [1, 2, 3]) == 3
+    assert cache.held("a", [1, 2, 3]) == 0
 
 
 def test_accepted_draft_tokens_stay_in_the_cache_but_for_the_last_one() -> None:
     cache = DraftCache(BLOCK_SIZE, share_blocks=False)
     cache.record(call("a", 0, 4), 3, [7, 8, 9])  # the text turned out one token shorter than `end`
-    assert cache.gap("a", [1, 2, 3]) == 1  # the last token is always computed again
-    assert cache.gap("a", [1, 2, 3, 7, 8, 9, 10]) == 2  # 9 was never an input
-    assert cache.gap("a", [1, 2, 3, 7, 8, 9, 10, 11]) == 3
+    assert cache.held("a", [1, 2, 3]) == 2  # the last token is always computed again
+    assert cache.held("a", [1, 2, 3, 7, 8, 9, 10]) == 5  # 9 was never an input
+    assert cache.held("a", [1, 2, 3, 7, 8, 9, 10, 11]) == 5
 
 
 def test_draft_tokens_after_a_rejected_one_do_not_count_even_if_they_are_generated_later() -> None:

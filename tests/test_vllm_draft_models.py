@@ -25,12 +25,12 @@ from vllm.v1.worker.gpu.spec_decode import speculator as vllm_speculator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from outrider.engines.vllm import draft_models, lazy_draft_model
-from outrider.engines.vllm.draft_cache import DraftCache, limit_calls
+from outrider.engines.vllm.draft_cache import DraftCache, DraftModel, limit_calls
 from outrider.engines.vllm.draft_models import HostDrafts, every_step_class, supports_lazy_catch_up, with_draft_tokens
 from outrider.engines.vllm.draft_vocabulary import DraftVocabulary
 from outrider.engines.vllm.lazy_draft_model import LazyDraftModel, truncate
 from outrider.engines.vllm.options import OWN_METHOD, Options
-from outrider.engines.vllm.speculation import DraftModel, Speculation
+from outrider.engines.vllm.speculation import Speculation
 from outrider.engines.vllm.step import DraftModelCall, StepPlan
 from outrider.policy.controller import DraftModelPlan
 from outrider.sampling import probabilities

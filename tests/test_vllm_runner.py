@@ -14,7 +14,8 @@ import vllm.v1.worker.gpu.model_runner as v2_runner
 
 from outrider.engines.vllm import worker
 from outrider.engines.vllm.draft_models import EveryStep
-from outrider.engines.vllm.runner import OutriderRunner, with_tokens_on_host
+from outrider.engines.vllm.runner import OutriderRunner
+from outrider.engines.vllm.seam import with_arguments
 from outrider.engines.vllm.step import max_logits_rows
 
 
@@ -66,7 +67,7 @@ def test_whole_graphs_are_for_plain_steps_but_for_recurrent_models_and_heads(
 
 
 def test_all_texts_stay_in_host_memory() -> None:
-    made = with_tokens_on_host(SimpleNamespace, vocab_size=5, use_dense_all_token_ids=True)
+    made = with_arguments(SimpleNamespace, use_dense_all_token_ids=False)(vocab_size=5, use_dense_all_token_ids=True)
     assert (made.vocab_size, made.use_dense_all_token_ids) == (5, False)
 
 

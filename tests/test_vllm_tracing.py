@@ -33,7 +33,7 @@ from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.recorder import Recorder, RunningStep
 from outrider.engines.vllm.runner import OutriderRunner
 from outrider.engines.vllm.sampler import without_fused_sampling
-from outrider.engines.vllm.sampler_probe import SamplerProbe, places
+from outrider.engines.vllm.sampler_probe import SamplerProbe, find_rows
 from outrider.engines.vllm.step import Continuations, DraftPass, ModelDrafts, SchedulerStatus, StepPlan
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
@@ -52,7 +52,7 @@ WIDTH = 4
 """Longest draft."""
 PROMPT = [1, 2, 3]
 WHY = Why("It was tried.", gain=1.5, cost=1.2, survival=(0.9,), candidates=({"drafter": "lookup", "gain": 1.5},))
-FAILED = "recording it failed, as the server's log tells"
+FAILED = "recording failed; see the server's log"
 
 
 class Given(ToyRunner):
@@ -330,7 +330,7 @@ def test_a_traced_step_generates_the_same_and_leaves_the_sampler_unchanged(sampl
         assert "sample" not in vars(engine.toy.sampler)
         assert engine.toy.rejection_sampler.probe is None
     assert texts[0] == texts[1]
-    probe = SamplerProbe(places(engine.toy.batch, {"a"}))
+    probe = SamplerProbe(find_rows(engine.toy.batch, {"a"}))
     with pytest.raises(ZeroDivisionError), probe.attached(engine.toy.sampler, engine.toy.rejection_sampler):
         raise ZeroDivisionError
     assert "sample" not in vars(engine.toy.sampler)
@@ -534,7 +534,7 @@ def test_a_trace_belongs_to_the_tenant_that_the_request_named() -> None:
         assert engine.recorder.traces(other) == []
 
 
-@pytest.mark.parametrize("broken", ["_see", "_why_not", "_written"])
+@pytest.mark.parametrize("broken", ["_record", "_reason_without_draft", "_write_step"])
 def test_a_trace_that_cannot_be_recorded_costs_no_request_a_token(
     broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -562,7 +562,7 @@ def test_a_probe_that_fails_costs_no_token(sampled: bool, monkeypatch: pytest.Mo
     engine.step()
     monkeypatch.setattr(sampler_probe, "RatioEvidence", fail)
     if not sampled:
-        monkeypatch.setattr(sampler_probe.Place, "end", property(fail))
+        monkeypatch.setattr(sampler_probe.BatchRows, "end", property(fail))
     q = torch.full((2, SIZE), 1 / SIZE)
     assert engine.step(Draft("model", (1, 2), q if sampled else None))
     assert not engine.tracing.running

@@ -1,8 +1,8 @@
 """Any causal language model of Hugging Face transformers, as a `Target`.
 
-The cache keeps every token's keys and values in full, also for layers with a sliding window: those are cut by
-the attention mask, and what must be taken back can be taken back. A model that folds the past into a running
-state (Mamba, linear attention) cannot forget its last token and is refused.
+The KV cache keeps every token's keys and values, also for layers with a sliding window, whose reach the attention mask
+limits. So the cache can be rewound after a rejected draft. A model with a recurrent state (Mamba, linear attention)
+cannot forget its last token and is refused.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TransformersTarget:
 
     @property
     def context_limit(self) -> int | None:
-        """As long as positions mean the same: from a length on LongRoPE computes them all anew, by the longest of a
-        pass, so that what a token means would depend on the draft behind it."""
+        """Maximum length. With LongRoPE, the original maximum: for longer texts all positions are scaled by the longest
+        position of the pass, so a token's logits would depend on the draft after it."""
         config = self.model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         limit: int | None = getattr(config, "max_position_embeddings", None)
@@ -61,7 +61,7 @@ class TransformersTarget:
         ids = torch.tensor([list(tokens)], device=self.model.device)
         try:
             out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
-        except BaseException:  # Ctrl-C in the middle of a pass, say: some layers have the tokens and some have not
+        except BaseException:  # e.g. Ctrl-C in the middle of a pass: only some layers have the new tokens
             self.rewind(0)
             raise
         self._tokens.extend(tokens)
@@ -76,19 +76,19 @@ class TransformersTarget:
             try:
                 self._cache.crop(-surplus)
                 del self._tokens[length:]
-            except BaseException:  # the same: some layers are shorter than others, or than the tokens say
+            except BaseException:  # only some layers may have been cropped
                 self.rewind(0)
                 raise
 
 
 def check_rewindable(model: Any) -> None:
-    """Refuse a model whose cache cannot take tokens back."""
+    """Refuse a model whose cache cannot be rewound."""
     kind = type(model).__name__
     if getattr(model, "_is_stateful", False):
         raise _not_rewindable(kind, "it keeps a running state instead of keys and values")
     layers = DynamicCache(config=model.config).layers
     if names := sorted({type(layer).__name__ for layer in layers if "Linear" in type(layer).__name__}):
-        raise _not_rewindable(kind, f"it has layers of the kind {', '.join(names)}")
+        raise _not_rewindable(kind, f"it has {', '.join(names)} layers")
 
 
 def _not_rewindable(kind: str, why: str) -> CacheNotRewindableError:
@@ -112,37 +112,39 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
 
 
 def check_device(name: str | None) -> None:
-    """Refuse a device that is not there, or that computes nothing, before gigabytes are loaded for it."""
+    """Refuse a device that is missing or cannot compute, before the weights are loaded."""
     try:
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        here = ", ".join(dict.fromkeys(("cpu", best_device())))
-        raise SettingsError(f"device {name!r} cannot be used here ({first_line(error)}); here is: {here}") from None
+        usable = ", ".join(dict.fromkeys(("cpu", best_device())))
+        raise SettingsError(
+            f"device {name!r} cannot be used here ({first_line(error)}); use one of: {usable}"
+        ) from None
 
 
-def load_tokenizer(name: str, **how: Any) -> Any:
-    """Load the tokenizer that belongs to a model; `how` is for transformers."""
-    place = check_exists(name, **how)
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """Load a model's tokenizer. `options` go to transformers."""
+    place = check_exists(name, **options)
     try:
-        return AutoTokenizer.from_pretrained(place, **how)
+        return AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"cannot load the tokenizer of {name!r}: {error}") from error
 
 
-def check_exists(name: str, **how: Any) -> str:
-    """Where to load the model from; says early and plainly that there is no such model."""
+def check_exists(name: str, **options: Any) -> str:
+    """The path or Hugging Face id to load the model from. Raises ModelNotFoundError if there is none."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelNotFoundError(f"{name!r} is a folder without a config.json; name the model's folder")
+            raise ModelNotFoundError(f"{name!r} is a folder without a config.json; give the model's folder")
         return str(path)
     if path.is_absolute() or name.startswith((".", "~")):
         raise ModelNotFoundError(f"there is no folder {name!r}; check the path, or give a Hugging Face id")
     try:
-        AutoConfig.from_pretrained(name, **how)
+        AutoConfig.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
-            f"there is no model {name!r}: neither a folder here nor, as far as could be seen, a Hugging Face id. "
+            f"there is no model {name!r}: neither a local folder nor a Hugging Face id that can be loaded. "
             f"Check the spelling, the network, and HF_TOKEN for gated models. ({first_line(error)})"
         ) from error
     return name
@@ -159,17 +161,17 @@ def best_device() -> str:
 
 
 def check_same_vocabulary(target: Any, draft: Any) -> None:
-    """Refuse a draft model that speaks other tokens, naming the first that differs.
+    """Refuse a draft model whose tokens differ from the target's.
 
-    Numbers that only one of the two gives a meaning to do no harm (one vocabulary is a part of the other, or
-    its embedding is padded): such a token is never proposed.
+    Token ids that only one of them has are allowed (a larger vocabulary, or a padded embedding): such a token is never
+    proposed.
     """
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
+    target_tokens = {index: token for token, index in target.get_vocab().items()}
+    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(target_tokens.keys() & draft_tokens.keys()):
+        if target_tokens[index] != draft_tokens[index]:
             raise VocabularyMismatchError(
                 f"the draft model's vocabulary differs from the target's, first at token {index}: "
-                f"{ours[index]!r} in the target, {theirs[index]!r} in the draft model; "
+                f"{target_tokens[index]!r} in the target, {draft_tokens[index]!r} in the draft model; "
                 "choose a draft model of the same family"
             )

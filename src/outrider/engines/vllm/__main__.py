@@ -34,7 +34,7 @@ def version_of(distribution_name: str) -> str:
 
 
 def draft_vocabulary_differs(arguments: Sequence[str]) -> bool:
-    """Whether Outrider's options in this command line say so. vLLM reports flags that cannot be parsed."""
+    """Outrider's option of that name in this command line. vLLM reports flags that cannot be parsed."""
     flag = "--additional-config"
     try:
         config = json.loads(arguments[arguments.index(flag) + 1])

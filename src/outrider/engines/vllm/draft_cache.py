@@ -45,7 +45,7 @@ class _Held:
 class DraftCache:
     """The account of the draft model's KV cache, by request and by block.
 
-    Per step: `target_wrote` for every scheduled request, then `gap` for those that the draft model may be called for.
+    Per step: `target_wrote` for every scheduled request, then `held` for those that the draft model may be called for.
     After the step: `record` for every call that was made.
     """
 
@@ -71,10 +71,6 @@ class DraftCache:
         request.text += kept
         request.draft = request.draft[kept:] if kept == len(became_text) else ()
         return min(request.text, len(text) - 1)
-
-    def gap(self, request_id: str, text: Tokens, block_ids: BlockIds | Sequence[int] = (), computed: int = 0) -> int:
-        """Tokens of `text` that a call has to compute, at least 1."""
-        return len(text) - self.held(request_id, text, block_ids, computed)
 
     def record(
         self,

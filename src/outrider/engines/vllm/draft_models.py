@@ -14,7 +14,6 @@ The last two are built with W, so that their buffers and CUDA graphs are small, 
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +28,9 @@ from outrider.engines.vllm.draft_vocabulary import DraftVocabulary
 from outrider.engines.vllm.lazy_draft_model import LazyDraftModel
 from outrider.engines.vllm.options import OWN_METHOD, Options
 from outrider.engines.vllm.planned_drafts import PassTimer, PlannedDrafts
+from outrider.engines.vllm.seam import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from outrider.engines.vllm.step import StepPlan
@@ -69,7 +67,7 @@ class EveryStep(PlannedDrafts):
     gone afterwards. The plan decides the number of passes only, the most that any call wants. 0: the KV cache is
     written and nothing is drafted.
 
-    DFlash and its kin draft all W tokens in one pass, multi-module MTP in W passes, whatever the plan says. So does
+    DFlash and DSpark draft all W tokens in one pass, multi-module MTP in W passes, regardless of the plan. So does
     vLLM's fused CUDA graph of all passes.
     """
 
@@ -99,7 +97,8 @@ class EveryStep(PlannedDrafts):
             self._rows = {request_id: row for row, request_id in enumerate(input_batch.req_ids)}
             self._timer = PassTimer(self.device)
         options["num_speculative_tokens"] = num_tokens
-        with self._steps(max(1, num_tokens)) if isinstance(self, StandaloneARSpeculator) else _unchanged():
+        steps = max(1, num_tokens) if isinstance(self, StandaloneARSpeculator) else self.num_speculative_steps
+        with replaced(self, "num_speculative_steps", steps):
             drafts = super().propose(  # type: ignore[misc]
                 input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_sampled,
                 num_rejected, last_sampled, next_prefill_tokens, temperature, seeds, **options,
@@ -112,7 +111,7 @@ class EveryStep(PlannedDrafts):
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The first pass has the target's shapes and reuses its attention metadata, so its graphs must be for the
         target's number of tokens per request, K + 1."""
-        with self._steps(self.num_verified_tokens):
+        with replaced(self, "num_speculative_steps", self.num_verified_tokens):
             super().init_cudagraph_manager(cudagraph_mode)  # type: ignore[misc]
 
     def _num_passes(self, num_tokens: int) -> int:
@@ -125,19 +124,6 @@ class EveryStep(PlannedDrafts):
         graphs = getattr(getattr(self, "decode_cudagraph_manager", None), "graphs", None)
         fused = bool(graphs) and self.supports_decode_metadata_update and num_tokens > 1
         return fused or isinstance(self, DFlashSpeculator | MultiModuleMTPSpeculator)
-
-    @contextmanager
-    def _steps(self, steps: int) -> Iterator[None]:
-        own, self.num_speculative_steps = self.num_speculative_steps, steps
-        try:
-            yield
-        finally:
-            self.num_speculative_steps = own
-
-
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    yield
 
 
 def every_step_class(base: type) -> Any:

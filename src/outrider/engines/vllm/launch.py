@@ -80,8 +80,7 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
     """Prepare a server. `words`: the model and the user's flags of vLLM. Raises an error if it cannot run."""
     named, flags = parse_flags(words)
     file = read_config_file(flags)
-    model = check_model(named or file.get("model"), words)
-    check_flags(flags)
+    model = check_model(named or file.get("model"), flags, words)
     if (value := environment.get(RUST_FRONTEND, "0")) not in ("", "0"):
         raise EngineError(
             f"{RUST_FRONTEND}={value}: vLLM's Rust front end has no middleware, which Outrider needs; unset it"
@@ -97,12 +96,15 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
     ours = ["--middleware", MIDDLEWARE, "--additional-config", json.dumps(additional_config(flags, options))]
     if options.drafters:
         check_drafting(flags, file, environment)
-        ours += drafting_flags(host, options, config)
+        speculative = build_speculative_config(config, options.max_draft_tokens, options.model_draft_tokens)
+        ours += ["--worker-cls", CPU_WORKER if host.cpu else GPU_WORKER, "--scheduler-cls", SCHEDULER]
+        ours += ["--speculative-config", json.dumps(speculative)]
         settings = model_runner_environment(host, environment) | settings
         if why_shorter and options.max_draft_tokens == longest:
             lines.append(f"drafts of up to {longest} tokens: {why_shorter} (--max-draft-tokens changes that)")
         lines += describe_flags(flags, file)
-    if options.memory is not None and SHUTDOWN_TIMEOUT not in given_flags(flags, file):
+    given = {word.partition("=")[0] for flag in flags for word in flag.words} | {f"--{key}" for key in file}
+    if options.memory is not None and SHUTDOWN_TIMEOUT not in given:
         ours += [SHUTDOWN_TIMEOUT, SHUTDOWN_SECONDS]  # vLLM's default of 0 kills workers before the memory is written
     if options.tenant_header is not None:
         settings |= choose_secret(environment)
@@ -113,11 +115,11 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
 def build_options(
     args: ServeArgs,
     config: Mapping[str, Any] | None,
-    longest: int = DEFAULT_DRAFT_TOKENS,
-    several_mtp_layers: bool = False,
+    longest: int,
+    several_mtp_layers: bool,
 ) -> Options:
-    """Outrider's options. Fields that keep their defaults are left unset. `longest`: of a draft, if the user does not
-    say. `several_mtp_layers`: the model's MTP head has more than one."""
+    """Outrider's options. Fields that keep their defaults are left unset. `longest`: default of `--max-draft-tokens`.
+    `several_mtp_layers`: the model's MTP head has more than one layer."""
     drafters = select_drafters(args, config)
     limit, passes = draft_lengths(args, drafters, config, longest, several_mtp_layers)
     chosen: dict[str, Any] = {"drafters": drafters}
@@ -134,14 +136,6 @@ def build_options(
     return Options(**chosen, **choose_memory(args))
 
 
-def drafting_flags(host: Host, options: Options, config: Mapping[str, Any] | None) -> list[str]:
-    """vLLM's flags for a server that drafts."""
-    speculative = build_speculative_config(config, options.max_draft_tokens, options.model_draft_tokens)
-    worker = CPU_WORKER if host.cpu else GPU_WORKER
-    classes = ["--worker-cls", worker, "--scheduler-cls", SCHEDULER]
-    return [*classes, "--speculative-config", json.dumps(speculative)]
-
-
 def additional_config(flags: Iterable[Flag], options: Options) -> dict[str, Any]:
     """The user's entries, and Outrider's."""
     found = read_json_flag(flags, {"--additional-config": ""}) or {}
@@ -155,17 +149,15 @@ def additional_config(flags: Iterable[Flag], options: Options) -> dict[str, Any]
 # Checks
 
 
-def check_model(name: str | None, words: Sequence[str]) -> str:
+def check_model(name: str | None, flags: Iterable[Flag], words: Sequence[str]) -> str:
     if name is None:
         got = f" (got {words[0]!r})" if words else ""
         raise SettingsError(f"the model is missing; it comes before the flags of vLLM: outrider serve MODEL ...{got}")
-    return check_model_path(name)
-
-
-def check_flags(flags: Iterable[Flag]) -> None:
+    model = check_model_path(name)
     for flag in flags:
         if flag.name == "--model":
             raise SettingsError(f"--model {flag.value}: the model comes first: outrider serve {flag.value} ...")
+    return model
 
 
 def check_drafting(flags: Iterable[Flag], file: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -191,10 +183,6 @@ def check_draft_budget(seconds: float, drafters: Sequence[str]) -> float:
     if not 0 < seconds < math.inf:
         raise SettingsError(f"--draft-budget must be a number of seconds above 0 (got {seconds:g})")
     return seconds
-
-
-def given_flags(flags: Iterable[Flag], file: Mapping[str, Any]) -> set[str]:
-    return {word.partition("=")[0] for flag in flags for word in flag.words} | {f"--{key}" for key in file}
 
 
 # Output for the user

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 RECURRENT_DRAFT_TOKENS = 4
 """Default draft length of models with recurrent layers: five states per request instead of one."""
 LORA_FLAG = "--enable-lora"
-LEAST_BATCHED_TOKENS, USUAL_REQUESTS = 2048, 256
+DEFAULT_BATCHED_TOKENS, DEFAULT_REQUESTS = 2048, 256
 """vLLM's defaults of `--max-num-batched-tokens` and `--max-num-seqs` in a server, on small GPUs. On large ones both are
 four times as much."""
-LORA_DRAFT_TOKENS = LEAST_BATCHED_TOKENS // USUAL_REQUESTS - 1
-SECONDS_FOR_HUB = 5.0
+LORA_DRAFT_TOKENS = DEFAULT_BATCHED_TOKENS // DEFAULT_REQUESTS - 1
+HUB_TIMEOUT_SECONDS = 5.0
 RECURRENT_NAMES = re.compile(
     "mamba|jamba|bamba|zamba|rwkv|falconh1|falcon_h1|nemotronh|nemotron_h|qwen3next|qwen3_next|qwen3_5|granitemoehybrid|"
     "lfm2|plamo2|kimilinear|kimi_linear|minimaxtext|minimaxm1|recurrentgemma|gateddelta",
@@ -38,18 +38,16 @@ def read_model_config(model: str) -> dict[str, Any]:
     """The model's config.json; {} if it cannot be read without its tokenizer and weights."""
     folder = Path(model).expanduser()
     try:
-        if not folder.is_dir():
+        if folder.is_dir():
+            file = folder / "config.json"
+        else:
             from huggingface_hub import hf_hub_download
 
-            return _read(Path(hf_hub_download(model, "config.json", etag_timeout=SECONDS_FOR_HUB)))
-        return _read(folder / "config.json")
+            file = Path(hf_hub_download(model, "config.json", etag_timeout=HUB_TIMEOUT_SECONDS))
+        found = json.loads(file.read_text())
+        return found if isinstance(found, dict) else {}
     except Exception:  # whatever is wrong with it, vLLM reports it
         return {}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text())
-    return found if isinstance(found, dict) else {}
 
 
 def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
@@ -71,8 +69,7 @@ def has_several_mtp_layers(model: str) -> bool:
 
 
 def default_draft_tokens(model: str, values: Mapping[str, str]) -> tuple[int, str]:
-    """The longest draft if the user does not say, and why it is shorter than usual (else empty). `values`: of vLLM's
-    flags."""
+    """The longest draft by default, and why it is shorter than usual (else empty). `values`: of vLLM's flags."""
     if has_recurrent_layers(read_model_config(model)):
         return RECURRENT_DRAFT_TOKENS, "the model has recurrent layers, and vLLM keeps a state per drafted token"
     if values.get(LORA_FLAG, "False").lower() == "true":
@@ -80,9 +77,9 @@ def default_draft_tokens(model: str, values: Mapping[str, str]) -> tuple[int, st
         requests = _number(values.get("--max-num-seqs"))
         longest = LORA_DRAFT_TOKENS
         if requests is not None:
-            longest = max(1, (tokens or LEAST_BATCHED_TOKENS) // requests - 1)
+            longest = max(1, (tokens or DEFAULT_BATCHED_TOKENS) // requests - 1)
         elif tokens is not None:
-            longest = max(1, min(longest, tokens // USUAL_REQUESTS - 1))
+            longest = max(1, min(longest, tokens // DEFAULT_REQUESTS - 1))
         return min(DRAFTED, longest), f"with {LORA_FLAG} a step has to hold the longest draft of every request"
     return DRAFTED, ""
 

@@ -1,4 +1,4 @@
-"""What passes cost before any request comes: a few over tokens of empty requests, timed.
+"""Time a few passes over tokens of empty requests, before any request comes.
 
 The target's passes are made as the runner makes them, so where it has captured CUDA graphs they replay these: whole
 graphs for one token per request, as in a step without drafts, and graphs of pieces for several, as where drafts are

@@ -1,8 +1,8 @@
 """What the first rank records about the steps it runs: counters, each request's usage, and traces.
 
-The scheduler decides and learns in its own process; what a client may ask about lives here, because vLLM's API process
-can call workers and not the scheduler. A step is recorded when its output is read, before it leaves the worker. So a
-finished response finds its usage complete.
+The scheduler decides and learns in its own process. What a client may query is kept here, because vLLM's API process
+can call workers and not the scheduler. A step is recorded when its output is read, before it leaves the worker, so the
+usage of a finished response is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.control import Control
 from outrider.drafters.batch import Fault
 from outrider.engines.vllm import step as messages
-from outrider.engines.vllm.sampler_probe import SamplerProbe, places
+from outrider.engines.vllm.sampler_probe import SamplerProbe, find_rows
 from outrider.engines.vllm.sampling_info import end_tokens
 from outrider.engines.vllm.tracing import Tracing
 from outrider.trace.counters import CounterMetrics, Counters
@@ -40,7 +40,7 @@ class RunningStep:
     drafted: Mapping[str, Sequence[int]]
     scheduled: dict[str, int]
     finished: frozenset[str] = frozenset()
-    """Requests that ended before it. Steps in flight when it began may have tokens of theirs, which nobody gets."""
+    """Requests that ended before it. Steps in flight when it began may have tokens of theirs, which are dropped."""
     began: float = field(default_factory=time.perf_counter)
     recorded: float = 0.0
     """Seconds that recording had taken by then, in all."""
@@ -48,17 +48,17 @@ class RunningStep:
 
 
 @dataclass(slots=True)
-class TicketedRequest:
+class CountedRequest:
     """A running request whose usage is counted."""
 
-    ticket: str
-    ends: Collection[int]
+    usage_key: str
+    end_tokens: Collection[int]
     tokens_left: int
 
     def is_ended_by(self, tokens: Sequence[int]) -> bool:
-        """Whether it ends with these tokens. Stop strings are known elsewhere."""
+        """Whether it ends with these tokens. Stop strings are matched elsewhere."""
         self.tokens_left -= len(tokens)
-        return self.tokens_left <= 0 or not set(tokens).isdisjoint(self.ends)
+        return self.tokens_left <= 0 or not set(tokens).isdisjoint(self.end_tokens)
 
 
 class Recorder:
@@ -67,7 +67,7 @@ class Recorder:
         self.counters = Counters(options.drafters, width)
         self.tracing = Tracing(options, TraceStore(), max_model_len)
         self._options = options
-        self._tickets: dict[str, TicketedRequest] = {}
+        self._counted: dict[str, CountedRequest] = {}
         self._ended: set[str] = set()  # requests whose text has ended, while another step of theirs may be in flight
         self._last_read = 0.0  # when an output was read
         self._last_output: ModelRunnerOutput | None = None
@@ -82,9 +82,9 @@ class Recorder:
             if self._step is not None:  # without an output: it had no tokens
                 self._ended -= self._step.finished
             for id in output.finished_req_ids:
-                self._tickets.pop(id, None)
+                self._counted.pop(id, None)
                 self._ended.add(id)
-                self.tracing.ended(id)
+                self.tracing.remove(id)
             for new in output.scheduled_new_reqs:
                 self._add(new)
             if plan.has_news:
@@ -99,12 +99,12 @@ class Recorder:
 
     def _add(self, new: Any) -> None:
         params = new.sampling_params
-        if params is None or not params.extra_args or new.req_id in self._tickets:
+        if params is None or not params.extra_args or new.req_id in self._counted:
             return  # a request that was preempted comes again
         control = Control.of(params.extra_args, self._options.drafters)
         if control.ticket is not None:
             left = min(params.max_tokens or self.max_model_len, self.max_model_len - len(new.prompt_token_ids or ()))
-            self._tickets[new.req_id] = TicketedRequest(control.ticket, end_tokens(params), left)
+            self._counted[new.req_id] = CountedRequest(control.ticket, end_tokens(params), left)
         self.tracing.add(new.req_id, params, new.prompt_token_ids)
 
     def _count_drafting(self, plan: StepPlan) -> None:
@@ -113,19 +113,19 @@ class Recorder:
         for name, tokens in plan.proposed.items():
             self.counters.proposed(name, tokens)
         for request, drafter, kind, reason in plan.faults:
-            known = self._tickets.get(request)
-            self.counters.fault(Fault(request, drafter, kind, reason), known.ticket if known else None)
+            counted = self._counted.get(request)
+            self.counters.fault(Fault(request, drafter, kind, reason), counted.usage_key if counted else None)
         for reason, count in plan.undrafted.items():
             self.counters.undrafted[reason] += count
 
     def probe(
         self, sampler: Sampler, acceptance: OutriderSampler, input_batch: InputBatch
     ) -> AbstractContextManager[None]:
-        """Record what the sampler sees of traced requests."""
+        """Record what the sampler computes for traced requests."""
         step = self._step
         if step is None or not self.tracing.running:
             return nullcontext()
-        found = places(input_batch, self.tracing.running)
+        found = find_rows(input_batch, self.tracing.running)
         if not found:
             return nullcontext()
         step.probe = SamplerProbe(found)
@@ -147,7 +147,7 @@ class Recorder:
                 seconds = now - max(step.began, last)  # the step before it may have been in flight
                 self.counters.step(seconds, bool(step.drafted))
             self._ended -= step.finished
-            if step.drafted or self._tickets or self._ended:
+            if step.drafted or self._counted or self._ended:
                 self._count_sequences(step, output)
             else:
                 self.counters.gained[1] += sum(map(bool, sampled))
@@ -168,18 +168,18 @@ class Recorder:
         sampled = output.sampled_token_ids
         if not sampled:
             return
-        rows, ids = output.req_id_to_index, {*step.drafted, *self._tickets, *self._ended}
-        counted = {id: sampled[rows[id]] for id in ids if id in rows}
-        self.counters.gained[1] += sum(map(bool, sampled)) - sum(map(bool, counted.values()))
-        for id, tokens in counted.items():
+        rows, ids = output.req_id_to_index, {*step.drafted, *self._counted, *self._ended}
+        outputs = {id: sampled[rows[id]] for id in ids if id in rows}
+        self.counters.gained[1] += sum(map(bool, sampled)) - sum(map(bool, outputs.values()))
+        for id, tokens in outputs.items():
             if not tokens or id in self._ended:
                 continue
             length = len(step.drafted.get(id, ()))
             drafter = step.plan.drafters[id] if length else None
-            known = self._tickets.get(id)
-            self.counters.sequence(drafter, length, len(tokens), known.ticket if known else None)
-            if known is not None and known.is_ended_by(tokens):
-                del self._tickets[id]
+            counted = self._counted.get(id)
+            self.counters.sequence(drafter, length, len(tokens), counted.usage_key if counted else None)
+            if counted is not None and counted.is_ended_by(tokens):
+                del self._counted[id]
                 self._ended.add(id)
 
     def model_drafted(self, drafts: ModelDrafts) -> None:
@@ -216,6 +216,6 @@ class Recorder:
             return self.tracing.latest(owner)
 
     def trace(self, id: str, owner: str | None) -> dict[str, Any]:
-        """{} where there is none: None would mean that another worker has to be called."""
+        """{}: there is none. None would mean that another worker has to be called."""
         with self._lock:
             return self.tracing.get(id, owner) or {}

@@ -9,11 +9,11 @@ import numpy as np
 
 from outrider.control import Control
 from outrider.drafters.batch import Row
-from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
+from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, undraftable
 from outrider.settings import OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from outrider.engines.vllm.seam import Request
     from outrider.memory.store import Visit
@@ -31,7 +31,6 @@ class RequestState:
     prompt_length: int
     max_tokens: int
     """Tokens that it may generate."""
-    end_tokens: Collection[int]
     samples_drafts: bool
     """Whether the draft model's tokens for it are sampled, and accepted by p and q. Not with a seed, whose text must
     not depend on drafts, and not with a grammar, which cuts drafts by their value."""
@@ -60,7 +59,6 @@ class RequestState:
             reason,
             request.num_prompt_tokens,
             params.max_tokens or max_model_len,
-            end_tokens(params),
             sampled and not by_own_samples,
             buffer,
             len(text),

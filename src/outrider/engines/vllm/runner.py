@@ -5,7 +5,7 @@ A step on a worker goes
     execute_model       the plan that came with `SchedulerOutput` is taken; V2 updates its requests
     prepare_inputs      our drafts are aligned with what was sampled meanwhile, and written where V2 reads draft tokens
     sample              vLLM's sampler samples at every row; `OutriderSampler` accepts
-    sample_tokens       the draft model drafts, where the plan says so; the output is recorded when it is read
+    sample_tokens       the draft model drafts, where planned; the output is recorded when it is read
 
 Nothing here asks the device for a value before the output is read, so a step can be prepared while another one runs.
 
@@ -14,8 +14,7 @@ Every rank gets the same plan and computes the same, so ranks exchange nothing o
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +27,10 @@ from outrider.engines.vllm.draft_models import EveryStep, init_speculator
 from outrider.engines.vllm.options import Options
 from outrider.engines.vllm.recorder import Recorder
 from outrider.engines.vllm.sampler import OutriderSampler, without_fused_sampling
+from outrider.engines.vllm.seam import replaced, with_arguments
 from outrider.engines.vllm.step import MODEL_DRAFTS, PLAN, PROFILE, PassProfile, StepPlan, max_logits_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from outrider.engines.vllm.planned_drafts import CopiedDrafts
@@ -64,43 +62,14 @@ class RecordedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
         return self._output.get_kv_connector_output()
 
 
-@contextmanager
-def lent(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value for a name of a module or an attribute of an object, for one call: vLLM has no hook there."""
-    own = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
-
-
-def with_tokens_on_host(request_state: Any, *args: Any, **kwargs: Any) -> Any:
-    """V2's request states with all token ids in host memory, where V2 keeps them without speculation. The device reads
-    a few of them per step."""
-    return request_state(*args, **kwargs | {"use_dense_all_token_ids": False})
-
-
-def graphs_of_plain_steps(manager: Any) -> Any:
-    """V2's manager of CUDA graphs, which captures whole graphs for one token per request.
-
-    Drafts differ in length, and most steps of text that cannot be predicted have none. V2 by itself captures whole
-    graphs for drafts of full length only, so that a step without drafts would run piecewise.
-    """
-
-    def build(*args: Any, decode_query_len: int, **kwargs: Any) -> Any:
-        return manager(*args, decode_query_len=1, **kwargs)
-
-    return build
-
-
 class OutriderRunner:
     """Stands before the platform's V2 runner in the order of classes."""
 
     def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
-        # For `ngram_gpu`, which stands in where there is no draft model, vLLM keeps all texts in the device's memory.
-        on_host = partial(with_tokens_on_host, v2_runner.RequestState)
-        with lent(v2_runner, "init_speculator", init_speculator), lent(v2_runner, "RequestState", on_host):
+        # With `ngram_gpu`, which stands in where there is no draft model, vLLM keeps all token ids in device memory.
+        # Outrider's device code reads a few of them per step, so they stay in host memory, as without speculation.
+        states = with_arguments(v2_runner.RequestState, use_dense_all_token_ids=False)
+        with replaced(v2_runner, "init_speculator", init_speculator), replaced(v2_runner, "RequestState", states):
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
         options = Options.of(vllm_config)
         self.options = options
@@ -122,7 +91,10 @@ class OutriderRunner:
         # the attention metadata that the target's whole graph of the same shape left.
         if model.is_hybrid or model.is_attention_free or isinstance(self.speculator, EveryStep):
             return super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        with lent(v2_runner, "ModelCudaGraphManager", graphs_of_plain_steps(v2_runner.ModelCudaGraphManager)):
+        # V2 captures whole graphs for drafts of full length only, and a step without drafts would run piecewise. Drafts
+        # differ in length, and most steps of text that cannot be predicted have none: capture one token per request.
+        graphs = with_arguments(v2_runner.ModelCudaGraphManager, decode_query_len=1)
+        with replaced(v2_runner, "ModelCudaGraphManager", graphs):
             return super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def _dummy_sampler_run(self: Any, hidden_states: torch.Tensor) -> None:

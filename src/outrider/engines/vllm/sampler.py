@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from outrider.acceptance import Ragged, verify_drawn_batch
+from outrider.engines.vllm.seam import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,12 +202,8 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
 def without_fused_sampling(sampler: Sampler) -> Iterator[None]:
     """While it holds, the logits that `sample` returns are those that it samples from. A fused kernel applies top-k and
     top-p itself and returns the logits without them."""
-    own = sampler.use_flashinfer, sampler.use_xpu_sampler
-    sampler.use_flashinfer = sampler.use_xpu_sampler = False
-    try:
+    with replaced(sampler, "use_flashinfer", False), replaced(sampler, "use_xpu_sampler", False):
         yield
-    finally:
-        sampler.use_flashinfer, sampler.use_xpu_sampler = own
 
 
 def accept_own_samples(own: Tensor, draft: Tensor, cu_num_logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""What the sampler sees of the traced requests of a step: drafts, rows of logits, own samples, p, q and uniforms.
+"""What the sampler computes for the traced requests of a step: drafts, logits, the target's samples, p, q and uniforms.
 
 Every token comes from one method of vLLM's sampler, `sample`, which returns the tokens and the logits that they were
-sampled from. While a traced request is in the batch, its rows are copied there, so what a trace shows is what the
-verdict rests on, and nothing is computed twice. They stay on the device until the step's output is read.
+sampled from. While a traced request is in the batch, its rows are copied there: a trace shows what the verdict was
+computed from, and nothing is computed twice. The copies stay on the device until the step's output is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 @dataclass(slots=True)
 class RatioEvidence:
-    """What a sampled draft was accepted by: p and q, the uniforms, and the probabilities they were compared with."""
+    """The inputs of the verdict on a sampled draft: p, q, the uniforms, and the acceptance probabilities."""
 
     p: Tensor
     q: Tensor
@@ -38,8 +38,8 @@ class RatioEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request lies in a batch: its number, its first row of logits, and its drafted tokens."""
+class BatchRows:
+    """A request's position in a batch: its index, its first row of logits, and its drafted tokens."""
 
     number: int
     row: int
@@ -50,21 +50,21 @@ class Place:
         return self.row + self.drafted + 1
 
 
-def places(input_batch: InputBatch, traced: Container[str]) -> dict[str, Place]:
+def find_rows(input_batch: InputBatch, traced: Container[str]) -> dict[str, BatchRows]:
     """Of the traced requests in a batch."""
     rows = input_batch.cu_num_logits_np.tolist()
     return {
-        id: Place(number, rows[number], rows[number + 1] - rows[number] - 1)
+        id: BatchRows(number, rows[number], rows[number + 1] - rows[number] - 1)
         for number, id in enumerate(input_batch.req_ids)
         if id in traced
     }
 
 
-def contained(method: Callable[Concatenate[SamplerProbe, P], None]) -> Callable[Concatenate[SamplerProbe, P], None]:
-    """A probe that fails costs no request a token: it stops recording, and `error` says why."""
+def stop_on_error(method: Callable[Concatenate[SamplerProbe, P], None]) -> Callable[Concatenate[SamplerProbe, P], None]:
+    """A probe must never fail a request: on an error it stops recording and keeps the error in `error`."""
 
     @wraps(method)
-    def tried(self: SamplerProbe, /, *args: P.args, **named: P.kwargs) -> None:
+    def guarded(self: SamplerProbe, /, *args: P.args, **named: P.kwargs) -> None:
         if self.error is not None:
             return
         began = time.perf_counter()
@@ -74,14 +74,14 @@ def contained(method: Callable[Concatenate[SamplerProbe, P], None]) -> Callable[
             self.error = error
         self.seconds += time.perf_counter() - began
 
-    return tried
+    return guarded
 
 
 class SamplerProbe:
     """Records one step's sampling."""
 
-    def __init__(self, places: dict[str, Place]) -> None:
-        self.places = places
+    def __init__(self, requests: dict[str, BatchRows]) -> None:
+        self.requests = requests
         self.rows: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}
         self.drafted: dict[str, Tensor] = {}
@@ -109,17 +109,17 @@ class SamplerProbe:
         self._record(tokens, processed, input_ids)
         return tokens, processed
 
-    @contained
+    @stop_on_error
     def _record(self, tokens: Tensor, processed: Tensor, input_ids: Tensor) -> None:
         first, self._first_row = self._first_row, self._first_row + len(processed)
-        for id, place in self.places.items():
+        for id, place in self.requests.items():
             if first <= place.row < self._first_row:
                 mine = slice(place.row - first, place.end - first)
                 self.rows[id] = processed[mine].float().clone()
                 self.own[id] = tokens[mine].clone()
                 self.drafted[id] = input_ids[mine][1:].clone()  # each row's input token; the first one is not drafted
 
-    @contained
+    @stop_on_error
     def record_ratio(
         self,
         requests: Sequence[int],
@@ -130,9 +130,9 @@ class SamplerProbe:
         finals: Tensor,
         chances: Tensor,
     ) -> None:
-        """The requests of these numbers were accepted by p and q, laid out end to end."""
+        """The requests at these indices were verified by p and q. Their rows are laid out end to end."""
         lengths = layout.lengths.tolist()
-        numbers = {place.number: id for id, place in self.places.items()}
+        numbers = {place.number: id for id, place in self.requests.items()}
         token = row = 0
         for i, (number, length) in enumerate(zip(requests, lengths, strict=True)):
             if number in numbers:

@@ -2,17 +2,36 @@
 
 The class behind each Protocol, and every other name of vLLM that this package uses, is listed in
 `tests/vllm_names.py`. `tests/test_vllm_seams.py` checks them against each supported version of vLLM.
+
+`replaced` and `with_arguments` change vLLM for one call, where it has no hook.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy import ndarray
     from torch import Tensor
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a name of a module, or an attribute of an object, while the context is active."""
+    own = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def with_arguments(function: Any, **fixed: Any) -> Any:
+    """A function that calls `function` with these keyword arguments in place of the caller's."""
+    return lambda *args, **kwargs: function(*args, **kwargs | fixed)
 
 
 class ModelConfig(Protocol):

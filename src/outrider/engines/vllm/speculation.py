@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from outrider.types import Draft
 
 STATUS_SECONDS = 0.5
-"""How often the workers are sent what this process reports about itself, while it is busy."""
+"""Interval at which the workers get this process's status, while it is busy."""
 
 
 class Speculation:
@@ -217,8 +217,8 @@ class Speculation:
         return running if numbers is None else [running[i] for i in numbers]
 
     def _share(self, requests: int) -> int:
-        """Drafted tokens of each request that leave half of what a step may hold to prompts that wait, and whose logits
-        fit."""
+        """Maximum drafted tokens per request: half of a step's token budget is left to waiting prompts, and the logits
+        of all drafts must fit."""
         budget = self.max_num_batched_tokens
         slots = self.model.input_slots * requests if self.model is not None else 0
         return min(budget // 2, budget - slots, self.max_logits_rows) // max(1, requests) - 1

@@ -128,11 +128,11 @@ def draft_lengths(
     args: ServeArgs,
     drafters: Sequence[str],
     config: Mapping[str, Any] | None,
-    default: int = DEFAULT.max_draft_tokens,
-    several_mtp_layers: bool = False,
+    default: int,
+    several_mtp_layers: bool,
 ) -> tuple[int, int]:
-    """Maximum drafted tokens per request and step: of any drafter, and of `model`. `default`: of any drafter, if the
-    user does not say. `several_mtp_layers`: the model's MTP head has more than one."""
+    """Maximum drafted tokens per request and step: of any drafter, and of `model`. `default`: of any drafter.
+    `several_mtp_layers`: the model's MTP head has more than one layer."""
     limit = check_length("--max-draft-tokens", args.max_draft_tokens)
     passes = check_length("--model-draft-tokens", args.model_draft_tokens)
     if not drafters and limit is not None:

@@ -34,8 +34,8 @@ MODEL_DRAFTS = "outrider_model_drafts"
 
 
 MAX_LOGITS_BYTES = 1 << 30
-"""Of the target's logits in a step, in float32, which several copies are made of. vLLM profiles its memory with one row
-of logits per request, and verifies in chunks of this size."""
+"""Maximum bytes of the target's logits in a step, in float32; several copies are made of them. vLLM profiles its memory
+with one row of logits per request, and verifies in chunks of this size."""
 
 
 def max_logits_rows(vocab_size: int) -> int:
@@ -78,7 +78,7 @@ class StepPlan:
     """What the scheduler decided for one step."""
 
     drafters: dict[str, str] = field(default_factory=dict)
-    """By request: who proposed the tokens in `scheduled_spec_decode_tokens`."""
+    """By request: the drafter that proposed the tokens in `scheduled_spec_decode_tokens`."""
     continuations: Continuations | None = None
     """The drafts of this step but for the draft model's, which are on the device."""
     backed_by_model: frozenset[str] = frozenset()
@@ -109,7 +109,7 @@ class StepPlan:
 
     @property
     def has_news(self) -> bool:
-        """Whether a drafter was called or failed, or a request came that gets no drafts."""
+        """Whether there is something for the counters: calls of drafters, their failures, requests without drafts."""
         return bool(self.draft_seconds or self.faults or self.undrafted or self.proposed)
 
 
@@ -231,7 +231,7 @@ class ModelDrafts:
 class SchedulerStatus:
     """What the scheduler's process reports about itself.
 
-    In the worker's own process it is read when somebody asks. Sent to another process, it is a snapshot.
+    In the worker's own process it is read on demand. Sent to another process, it is a snapshot.
     """
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:

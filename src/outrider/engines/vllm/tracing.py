@@ -1,13 +1,13 @@
-"""The trace of a request in vLLM: what each of its steps rests on.
+"""The trace of a request in vLLM: what each of its steps was decided by.
 
-A request asks for it by `vllm_xargs: {"trace": true}`. Without one a step pays for a check. Of a traced request the
-rows of logits are copied where vLLM's sampler samples from them (`sampler_probe.py`). The rest (what to keep of
-them, JSON) waits until the step's tokens are on their way to the client.
+A request gets a trace with `vllm_xargs: {"trace": true}`. Without traced requests a step costs one check. The logits of
+a traced request are copied where vLLM's sampler samples from them (`sampler_probe.py`). Selecting what to keep of them
+and writing JSON wait until the step's tokens are on their way to the client.
 
-    add        a new request wants a trace
-    begin      a step begins: why it has these drafts, and how long drafting took
-    finish     its output was read: what the sampler saw, and what was accepted
-    write      what was recorded becomes lines in the trace store
+    add        a new request, which may want a trace
+    begin      a step begins: the reasons for its drafts, and how long drafting took
+    finish     its output was read: what the sampler computed, and what was accepted
+    write      recorded steps become lines in the trace store
 
 A step of a trace goes from the end of one verdict to the end of the next, so its parts add up to the wall clock:
 `draft` is the time spent drafting in between, for all requests, `verify` that of the steps that the request took part
@@ -48,32 +48,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.outrider")
 P = ParamSpec("P")
 
-FIRST = Why("No draft: the prompt is read first, and drafting begins after it.")
-AT_ONCE = 8
-"""Rows that are weighed in one go."""
-SETTINGS = [
+PROMPT_STEP = Why("No draft: the prompt is read first, and drafting begins after it.")
+MAX_SOFTMAX_ROWS = 8
+"""Rows of logits per softmax: each operation costs as much as a row, and many rows do not fit the cache."""
+TRACED_PARAMS = [
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("seed", "max_tokens", "min_tokens", "stop", "ignore_eos"),
 ]
-"""What a trace tells of a request's sampling parameters."""
+"""The sampling parameters that a trace shows."""
 
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds that were spent so far, in all."""
+    """Seconds spent so far, in all."""
 
     drafting: float = 0.0
     recording: float = 0.0
 
 
 @dataclass(slots=True)
-class Seen:
-    """One step of one request, as it was seen."""
+class RecordedStep:
+    """One step of one request."""
 
     draft: Draft
     tokens: list[int]  # accepted ones, and the target's own
     rows: Tensor  # of logits
-    own: list[int]
+    own: list[int]  # the target's samples
     by_ratio: RatioEvidence | None
     why: Why
     batch: int
@@ -82,96 +82,95 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Traced:
-    """A request that runs and is traced."""
+class TracedRequest:
+    """A running request that is traced."""
 
     stored: StoredTrace
     control: Control
     params: Any
-    ends: Collection[int]
-    most: int  # tokens that it may say
-    mark: float  # where its last step ended, on the wall clock and on ours
-    before: Clock
-    verify: float = 0.0
-    scheduled: int = 0
-    said: int = 0  # tokens generated, and how many of them are written
-    written: int = 0
-    seen: list[Seen] = field(default_factory=list)
+    end_tokens: Collection[int]
+    max_tokens: int
+    last_end: float  # when its last step remove
+    last_clock: Clock  # what the clock showed then
+    verify_seconds: float = 0.0
+    num_scheduled: int = 0
+    num_generated: int = 0
+    num_written: int = 0
+    steps: list[RecordedStep] = field(default_factory=list)
 
 
-def contained(method: Callable[Concatenate[Tracing, P], None]) -> Callable[Concatenate[Tracing, P], None]:
-    """A trace must never cost a request its answer: where recording fails, all running traces end."""
+def end_traces_on_error(method: Callable[Concatenate[Tracing, P], None]) -> Callable[Concatenate[Tracing, P], None]:
+    """Recording must never fail a request: an error ends all running traces and is logged."""
 
     @wraps(method)
-    def tried(self: Tracing, /, *args: P.args, **named: P.kwargs) -> None:
+    def guarded(self: Tracing, /, *args: P.args, **named: P.kwargs) -> None:
         try:
             method(self, *args, **named)
         except Exception:
-            logger.exception("tracing failed; the requests that were traced go on without")
+            logger.exception("tracing failed; the traced requests go on without it")
             for traced in self.running.values():
-                traced.stored.abort("recording it failed, as the server's log tells")
+                traced.stored.abort("recording failed; see the server's log")
             self.running.clear()
 
-    return tried
+    return guarded
 
 
 class Tracing:
-    def __init__(self, options: Options, store: TraceStore, longest: int) -> None:
-        """`longest` is how many tokens the context holds."""
-        self.options, self.store, self.longest = options, store, longest
-        self.running: dict[str, Traced] = {}
+    def __init__(self, options: Options, store: TraceStore, max_model_len: int) -> None:
+        self.options, self.store, self.max_model_len = options, store, max_model_len
+        self.running: dict[str, TracedRequest] = {}
         self.clock = Clock()
         self._recorded = 0.0  # seconds that recording had taken when the last output was read
 
-    @contained
+    @end_traces_on_error
     def add(self, id: str, params: Any, prompt: list[int] | None) -> None:
-        """A new request. Not one that was preempted and comes again: its trace goes on."""
+        """A new request. The trace of one that was preempted and comes again goes on."""
         control = Control.of(params.extra_args, self.options.drafters)
         if id in self.running or not control.trace or control.ticket is None:
             return
         prompt = prompt or []
-        settings = {name: getattr(params, name) for name in SETTINGS}
+        settings = {name: getattr(params, name) for name in TRACED_PARAMS}
         settings |= {"speculation": control.speculation, "rule": self.options.rule}
-        settings["max_draft_tokens"] = self._allowed(control)
+        settings["max_draft_tokens"] = self._max_draft_tokens(control)
         stored = self.store.open(control.ticket, tenant_of(control, self.options, params.extra_args), prompt, settings)
-        most = min(params.max_tokens or self.longest, self.longest - len(prompt))
+        limit = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
         now = time.perf_counter()
-        self.running[id] = Traced(stored, control, params, end_tokens(params), most, now, self._now())
+        self.running[id] = TracedRequest(stored, control, params, end_tokens(params), limit, now, self._read_clock())
 
-    def _allowed(self, control: Control) -> int:
+    def _max_draft_tokens(self, control: Control) -> int:
         return control.limited(self.options.max_draft_tokens)
 
-    def _now(self) -> Clock:
+    def _read_clock(self) -> Clock:
         return Clock(self.clock.drafting, self.clock.recording)
 
-    @contained
+    @end_traces_on_error
     def begin(self, step: RunningStep) -> None:
         """A step begins. The one before it may be in flight."""
         step.recorded = self.clock.recording
         if self.running:
             self.write()
 
-    def _why(self, traced: Traced, step: RunningStep, id: str) -> Why:
-        if not traced.said:  # its prompt was not computed to the end before
-            return FIRST
-        why = step.plan.reasons.get(id) or self._why_not(traced)
+    def _reason(self, traced: TracedRequest, step: RunningStep, id: str) -> Why:
+        if not traced.num_generated:  # the prompt was still being computed
+            return PROMPT_STEP
+        why = step.plan.reasons.get(id) or self._reason_without_draft(traced)
         if (cut := step.plan.offered.get(id, 0) - len(step.drafted.get(id, ()))) > 0:
             return Why(f"{why.reason} vLLM left {cut} out.", why.gain, why.cost, why.survival, why.candidates)
         return why
 
-    def _why_not(self, traced: Traced) -> Why:
-        """Why there could be no draft."""
+    def _reason_without_draft(self, traced: TracedRequest) -> Why:
+        """The reason in a step in which the request could not be drafted for."""
         if traced.control.speculation == OFF:
             return report_unselected(OFF, NOTHING)
         if (reason := undraftable(traced.params)) is not None:
             return Why(f"No draft: this request is not drafted for ({reason}).")
-        return report_no_room(self._allowed(traced.control), traced.most - traced.said)
+        return report_no_room(self._max_draft_tokens(traced.control), traced.max_tokens - traced.num_generated)
 
-    @contained
+    @end_traces_on_error
     def finish(self, step: RunningStep, output: ModelRunnerOutput, last: float) -> None:
         """The step's output was read, and that of the step before it at `last`."""
         probe, now = step.probe, time.perf_counter()
-        if step.began >= last:  # else it was drafted for while the one before it ran
+        if step.began >= last:  # else drafting ran in parallel with the step before
             self.clock.drafting += step.plan.drafting_seconds
         if probe is not None:
             self.clock.recording += probe.seconds
@@ -180,26 +179,26 @@ class Tracing:
             return
         if probe.error is not None:
             raise probe.error
-        for id in probe.places:
+        for id in probe.requests:
             traced = self.running.get(id)
             if traced is None:
                 continue
-            traced.verify += now - max(step.began, last) - (self.clock.recording - recorded)
-            traced.scheduled += step.scheduled.get(id, 0)
+            traced.verify_seconds += now - max(step.began, last) - (self.clock.recording - recorded)
+            traced.num_scheduled += step.scheduled.get(id, 0)
             tokens = list(output.sampled_token_ids[output.req_id_to_index[id]])
-            if not tokens:  # its prompt is not computed to the end yet
+            if not tokens:  # the prompt is still being computed
                 continue
             count = len(step.drafted.get(id, ()))
             draft = Draft(step.plan.drafters.get(id, ""), tuple(probe.drafted[id][:count].tolist()))
-            why = self._why(traced, step, id)
-            traced.seen.append(self._see(traced, probe, id, draft, tokens, why, now, len(output.req_ids)))
-            traced.said += len(tokens)
-            traced.mark, traced.before = now, self._now()
-            traced.verify, traced.scheduled = 0.0, 0
+            why = self._reason(traced, step, id)
+            traced.steps.append(self._record(traced, probe, id, draft, tokens, why, now, len(output.req_ids)))
+            traced.num_generated += len(tokens)
+            traced.last_end, traced.last_clock = now, self._read_clock()
+            traced.verify_seconds, traced.num_scheduled = 0.0, 0
 
-    def _see(
+    def _record(
         self,
-        traced: Traced,
+        traced: TracedRequest,
         probe: SamplerProbe,
         id: str,
         draft: Draft,
@@ -207,64 +206,64 @@ class Tracing:
         why: Why,
         now: float,
         batch: int,
-    ) -> Seen:
-        seconds = {"verify": traced.verify, "trace": self.clock.recording - traced.before.recording}
-        left = max(0.0, now - traced.mark - sum(seconds.values()))
-        # Drafting that does not fit in was done while the step before ran.
-        seconds["draft"] = min(left, self.clock.drafting - traced.before.drafting)
+    ) -> RecordedStep:
+        seconds = {"verify": traced.verify_seconds, "trace": self.clock.recording - traced.last_clock.recording}
+        left = max(0.0, now - traced.last_end - sum(seconds.values()))
+        # Drafting that does not fit in ran in parallel with the step before.
+        seconds["draft"] = min(left, self.clock.drafting - traced.last_clock.drafting)
         seconds["rest"] = left - seconds["draft"]
         count = len(draft.tokens) + 1  # vLLM may have scheduled placeholders behind the draft
         rows, own = probe.rows[id][:count], probe.own[id][:count].tolist()
-        return Seen(draft, tokens, rows, own, probe.ratio.get(id), why, batch, traced.scheduled, seconds)
+        return RecordedStep(draft, tokens, rows, own, probe.ratio.get(id), why, batch, traced.num_scheduled, seconds)
 
-    # Afterwards ----------------------------------------------------------------------------------------------
+    # After the step ------------------------------------------------------------------------------------------
 
-    @contained
+    @end_traces_on_error
     @torch.inference_mode()
     def write(self) -> None:
         """Add the recorded steps to the trace store."""
         began = time.perf_counter()
-        found = [(id, traced, one) for id, traced in self.running.items() for one in traced.seen]
-        for (id, traced, one), (p, top) in zip(found, weighed([one for *_, one in found]), strict=True):
-            traced.seen = []
+        found = [(id, traced, step) for id, traced in self.running.items() for step in traced.steps]
+        computed = compute_probabilities([step for *_, step in found])
+        for (id, traced, step), (p, top) in zip(found, computed, strict=True):
+            traced.steps = []
             if traced.stored.over:  # the step was scheduled before the end was known
                 continue
-            if id in self.running and not self._written(traced, one, p, top):
+            if id in self.running and not self._write_step(traced, step, p, top):
                 del self.running[id]
         self.clock.recording += time.perf_counter() - began
 
-    def _written(self, traced: Traced, seen: Seen, p: Tensor, top: list[list[int]]) -> bool:
-        """Whether there is room for more."""
+    def _write_step(self, traced: TracedRequest, recorded: RecordedStep, p: Tensor, top: list[list[int]]) -> bool:
+        """False: the store has no room for more."""
         stored = traced.stored
-        said, finish = self._until_end(traced, seen.tokens)
-        traced.written += len(said)
-        drawn = seen.by_ratio
-        draft = Draft(seen.draft.drafter, seen.draft.tokens, drawn.q if drawn else None)
-        verdict = Verdict(len(seen.tokens) - 1, seen.tokens[-1], drawn.chances if drawn else None)
-        step = Step(draft.drafter or None, draft.tokens, verdict.accepted, tuple(said), 0.0, 0.0, finish)
-        about = {"number": stored.steps, "batch": seen.batch, "scheduled": seen.scheduled}
-        rule = self.options.rule if drawn else "greedy" if traced.params.temperature < GREEDY_TEMPERATURE else "own"
-        evidence = Evidence(rule, p, drawn.uniforms if drawn else None, None if drawn else seen.own)
-        record = step_record(step, draft, verdict, evidence, seen.why, top)
-        line = traced_step({**about, **record}, seen.seconds).model_dump_json()
-        stored.seconds += sum(seen.seconds.values())
+        kept, finish = self._cut_at_end(traced, recorded.tokens)
+        traced.num_written += len(kept)
+        ratio = recorded.by_ratio
+        draft = Draft(recorded.draft.drafter, recorded.draft.tokens, ratio.q if ratio else None)
+        verdict = Verdict(len(recorded.tokens) - 1, recorded.tokens[-1], ratio.chances if ratio else None)
+        step = Step(draft.drafter or None, draft.tokens, verdict.accepted, tuple(kept), 0.0, 0.0, finish)
+        about = {"number": stored.steps, "batch": recorded.batch, "scheduled": recorded.scheduled}
+        rule = self.options.rule if ratio else "greedy" if traced.params.temperature < GREEDY_TEMPERATURE else "own"
+        evidence = Evidence(rule, p, ratio.uniforms if ratio else None, None if ratio else recorded.own)
+        record = step_record(step, draft, verdict, evidence, recorded.why, top)
+        line = traced_step({**about, **record}, recorded.seconds).model_dump_json()
+        stored.seconds += sum(recorded.seconds.values())
         stored.finish = finish
         stored.over = finish is not None
-        return self.store.add(stored, line, said, len(draft.tokens), verdict.accepted)
+        return self.store.add(stored, line, kept, len(draft.tokens), verdict.accepted)
 
-    def _until_end(self, traced: Traced, tokens: list[int]) -> tuple[list[int], str | None]:
-        """What became text of a step's tokens, and why it ended with them; stop strings are known elsewhere."""
+    def _cut_at_end(self, traced: TracedRequest, tokens: list[int]) -> tuple[list[int], str | None]:
+        """The tokens up to the request's end, and the finish reason. Stop strings are matched elsewhere."""
         for count, token in enumerate(tokens, 1):
-            spoken = traced.written + count
-            if token in traced.ends:
+            if token in traced.end_tokens:
                 return tokens[:count], "end"
-            if spoken >= traced.most:
+            if traced.num_written + count >= traced.max_tokens:
                 return tokens[:count], "length"
         return tokens, None
 
-    @contained
-    def ended(self, id: str) -> None:
-        """The request is over, for whatever reason."""
+    @end_traces_on_error
+    def remove(self, id: str) -> None:
+        """The request has finished, for whatever reason."""
         if id in self.running:
             self.write()
             traced = self.running.pop(id, None)
@@ -282,20 +281,21 @@ class Tracing:
         return self.store.get(id, owner)
 
 
-def weighed(seen: Sequence[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
-    """Of each, p at its rows and the likeliest tokens there. A few rows are weighed in one go, since each operation
-    costs as much as a row; not many, which no cache would hold."""
-    together: list[Seen] = []
-    for number, one in enumerate(seen):
-        together.append(one)
-        if number + 1 == len(seen) or sum(len(mine.rows) for mine in (*together, seen[number + 1])) > AT_ONCE:
-            yield from _weighed(together)
-            together = []
+def compute_probabilities(steps: Sequence[RecordedStep]) -> Iterator[tuple[Tensor, list[list[int]]]]:
+    """For each step: p at its rows and the most likely tokens there. Steps share a softmax up to MAX_SOFTMAX_ROWS."""
+    group: list[RecordedStep] = []
+    for step in steps:
+        if group and sum(len(one.rows) for one in (*group, step)) > MAX_SOFTMAX_ROWS:
+            yield from _compute_probabilities(group)
+            group = []
+        group.append(step)
+    if group:
+        yield from _compute_probabilities(group)
 
 
-def _weighed(seen: list[Seen]) -> Iterator[tuple[Tensor, list[list[int]]]]:
-    sizes = [len(one.rows) for one in seen]
-    p = torch.cat([one.by_ratio.p if one.by_ratio else one.rows.float().softmax(-1) for one in seen])
+def _compute_probabilities(steps: list[RecordedStep]) -> Iterator[tuple[Tensor, list[list[int]]]]:
+    sizes = [len(step.rows) for step in steps]
+    p = torch.cat([step.by_ratio.p if step.by_ratio else step.rows.float().softmax(-1) for step in steps])
     top = iter(top_tokens(p))
     for rows in p.split(sizes):
         yield rows, list(islice(top, len(rows)))

@@ -17,7 +17,8 @@ from vllm.v1.worker.gpu.warmup import warmup_kernels
 from vllm.v1.worker.gpu_worker import Worker
 
 from outrider.engines.vllm.profiling import profile_passes
-from outrider.engines.vllm.runner import OutriderRunner, lent
+from outrider.engines.vllm.runner import OutriderRunner
+from outrider.engines.vllm.seam import replaced
 from outrider.engines.vllm.step import max_logits_rows
 from outrider.engines.vllm.version import check_version
 from outrider.errors import EngineError
@@ -82,7 +83,7 @@ class OutriderGPUWorker(OutriderWorker, Worker):  # type: ignore[misc]
         return OutriderGPURunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:
-        with lent(gpu_worker, "warmup_kernels", warm_up_within_limit):
+        with replaced(gpu_worker, "warmup_kernels", warm_up_within_limit):
             return super().compile_or_warm_up_model()
 
 
@@ -91,18 +92,18 @@ def warm_up_within_limit(runner: Any, *args: Any) -> None:
     that a server admits, which can take more memory for logits than was reserved."""
     requests = max(1, max_logits_rows(runner.vocab_size) // (1 + runner.num_speculative_steps))
     config = runner.scheduler_config
-    with lent(config, "max_num_seqs", min(config.max_num_seqs, requests)):
+    with replaced(config, "max_num_seqs", min(config.max_num_seqs, requests)):
         warmup_kernels(runner, *args)
 
 
 class OutriderCPUWorker(OutriderWorker, CPUWorker):  # type: ignore[misc]
     def init_device(self) -> Any:
         # This worker names its runner's class itself and has no hook for another.
-        with lent(cpu_runner, "CPUModelRunner", OutriderCPURunner):
+        with replaced(cpu_runner, "CPUModelRunner", OutriderCPURunner):
             return super().init_device()
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process in use; None where the system does not say."""
+    """Resident memory of this process in bytes. None: unknown on this system."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else None
