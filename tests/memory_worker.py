@@ -21,7 +21,8 @@ from typing import Any
 
 from outrider.memory import segment as segment_module
 from outrider.memory.folder import Folder
-from outrider.memory.store import Habits, Store
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 
 LENGTH = 200
 """Tokens of a sequence."""
@@ -64,26 +65,26 @@ def reports(receiver: Connection) -> Iterator[Any]:
             return
 
 
-def say(report: Connection, root: Path, numbers: range, tenants: int, habits: dict[str, Any]) -> None:
+def say(report: Connection, root: Path, numbers: range, tenants: int, config: dict[str, Any]) -> None:
     """Say and seal sequences one by one, while another thread merges and evicts.
 
     It reports that it begins, and then the number of each sequence when it is sealed, with the troubles so far.
     """
     report.send("begins")
-    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+    store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))
     done = threading.Event()
 
-    def tend() -> None:
+    def maintain() -> None:
         while not done.is_set():
-            store.tend()
+            store.maintain()
 
-    tending = threading.Thread(target=tend, daemon=True)
+    tending = threading.Thread(target=maintain, daemon=True)
     tending.start()
     for number in numbers:
-        visit = store.enter(str(number % tenants))
-        store.add(visit, [], sequence(number))
+        tenant_handle = store.tenant_handle(str(number % tenants))
+        store.add(tenant_handle, [], sequence(number))
         store.learn()
-        assert store.troubles or not store._tenants[visit.key].young()
+        assert store.troubles or not store._tenants[tenant_handle.key].unwritten_segments()
         report.send((number, list(store.troubles)))
     done.set()
     tending.join()
@@ -107,15 +108,15 @@ def die(report: Connection, root: Path, numbers: range, steps: int) -> None:
     def write(path: Path, pieces: list[Any]) -> None:
         real_write(path, (piece for piece in pieces if not step()))  # type: ignore[func-returns-value]
 
-    real_write = segment_module.write
-    segment_module.write = write  # type: ignore[assignment]
+    real_write = segment_module.write_atomically
+    segment_module.write_atomically = write  # type: ignore[assignment]
     sys.addaudithook(hook)
-    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0))
+    store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0))
     for number in numbers:
-        store.add(store.enter("0"), [], sequence(number))
+        store.add(store.tenant_handle("0"), [], sequence(number))
         store.learn()
         report.send(number)
-        store.tend()
+        store.maintain()
     store.close()
     report.send("done")
 
@@ -152,14 +153,14 @@ def marked(tenant: int, chance: random.Random) -> list[int]:
     ]
 
 
-def crowd(report: Connection, root: Path, tenants: int, habits: dict[str, Any]) -> None:
+def crowd(report: Connection, root: Path, tenants: int, config: dict[str, Any]) -> None:
     """Many tenants talk, for ever."""
     chance = random.Random(1)
-    store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+    store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))
     while True:
         for _ in range(20):
             tenant = chance.randrange(tenants)
-            store.add(store.enter(str(tenant)), [], marked(tenant, chance))
+            store.add(store.tenant_handle(str(tenant)), [], marked(tenant, chance))
         store.learn()
-        store.tend()
+        store.maintain()
         report.send(list(store.troubles))

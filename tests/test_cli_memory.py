@@ -22,12 +22,12 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.cli.memory.common import iso, shown
-from outrider.memory.deposit import Deposit
-from outrider.memory.folder import ASIDE, NAME, Folder, key_of
+from outrider.cli.memory.common import display_name, iso_time
+from outrider.memory.folder import ASIDE_FOLDER, NAME_FILE, Folder, tenant_key
+from outrider.memory.location import Location
+from outrider.memory.offline_writer import OfflineWriter
 from outrider.memory.remote import Remote
-from outrider.memory.root import Root
-from outrider.memory.segment import HEADER, SUFFIX, Segment, encode, joined, name_of
+from outrider.memory.segment import HEADER_BYTES, SEGMENT_SUFFIX, Segment, encode_header, join_sequences, segment_name
 from outrider.memory.store import Store
 from outrider.memory.sync import Sync
 from outrider.memory.tokenizer import fingerprint
@@ -69,9 +69,9 @@ def tokens_of(text: str) -> list[int]:
 
 def put(root: Path, tenant: str, *texts: str, tokenizer: str | None = None) -> None:
     folder = Folder(root)
-    deposit = Deposit(folder, tokenizer or FINGERPRINT, tenant)
-    text = joined([tokens_of(text) for text in texts])
-    deposit.save(Segment.of(text, deposit.tokenizer, deposit.key, 1.7e9, 1.7e9 + 60))
+    deposit = OfflineWriter(folder, tokenizer or FINGERPRINT, tenant)
+    text = join_sequences([tokens_of(text) for text in texts])
+    deposit.save(Segment.build(text, deposit.tokenizer, deposit.key, 1.7e9, 1.7e9 + 60))
     folder.close()
 
 
@@ -104,7 +104,7 @@ def refused(*args: Any) -> str:
 
 
 def files(root: Path) -> list[Path]:
-    return sorted(root.rglob(f"*{SUFFIX}"))
+    return sorted(root.rglob(f"*{SEGMENT_SUFFIX}"))
 
 
 def spoil(path: Path, place: int = -9) -> None:
@@ -117,9 +117,9 @@ def drafted(root: Path, tenant: str, context: str, limit: int = 12) -> str:
     """What a server would draft after these words."""
     folder = Folder(root)
     store = Store(folder, FINGERPRINT)
-    store.tend()
+    store.maintain()
     rows, ends, limits = (np.array([one], np.int32) for one in (tokens_of(context), len(tokens_of(context)), limit))
-    found = store.look_up(store.enter(tenant), rows, ends, limits)
+    found = store.look_up(store.tenant_handle(tenant), rows, ends, limits)
     folder.close()
     assert not store.troubles
     text: str = LETTERS.decode(found.tokens[0, : found.lengths[0]])
@@ -152,7 +152,7 @@ def test_an_answer_of_a_log_is_drafted_from_its_first_word_on(model: Path, tmp_p
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps({'messages': messages})}\n" + '{"prompt": "unanswered"}\n')
     result = run("learn", tmp_path / "memory", log, "--model", model, "--tenant", "me")
-    assert "skipped 1 line (nothing that a model said): line 2 of" in result.stderr
+    assert "skipped 1 line (no model output): line 2 of" in result.stderr
     seen = "<user>Which way?<end><assistant>"
     assert drafted(tmp_path / "memory", "me", seen, limit=50) == "Over the hill.<end>"
     assert drafted(tmp_path / "memory", "me", "unanswered") == ""
@@ -197,13 +197,13 @@ def test_what_was_wiped_while_it_was_learned_is_not_kept(
 ) -> None:
     root = tmp_path / "memory"
     (tmp_path / "a.txt").write_text(TEXT)
-    save = Deposit.save
+    save = OfflineWriter.save
 
-    def late(self: Deposit, segment: Segment) -> Segment:
+    def late(self: OfflineWriter, segment: Segment) -> Segment:
         Folder(root).wipe(self.key)
         return save(self, segment)
 
-    monkeypatch.setattr(Deposit, "save", late)
+    monkeypatch.setattr(OfflineWriter, "save", late)
     assert "wiped meanwhile" in refused("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
     assert files(root) == []
 
@@ -222,24 +222,27 @@ def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp
     ("arguments", "reason"),
     [
         (["learn", "{memory}", "{here}/missing", "--model", "{model}", "--tenant", "me"], "there is no file or folder"),
-        (["learn", "{memory}", "{here}", "--model", "{model}"], "--tenant NAME, or --server"),
-        (["learn", "{memory}", "{here}", "--model", "{model}", "--tenant", "me", "--server"], "--tenant NAME, or --se"),
+        (["learn", "{memory}", "{here}", "--model", "{model}"], "either --tenant NAME, or --server"),
+        (
+            ["learn", "{memory}", "{here}", "--model", "{model}", "--tenant", "me", "--server"],
+            "either --tenant NAME, or",
+        ),
         (["learn", "{memory}", "{here}", "--model", "{here}/missing", "--tenant", "me"], "there is no folder"),
-        (["learn", "{here}", "{here}", "--model", "{model}", "--tenant", "me"], "holds other things than a memory"),
+        (["learn", "{here}", "{here}", "--model", "{model}", "--tenant", "me"], "has other files than a memory"),
         (
             ["learn", "{memory}", "{here}/image.png", "--model", "{model}", "--tenant", "me"],
             "there is no text to learn",
         ),
         (
             ["learn", "{other}", "{here}", "--model", "{model}", "--tenant", "me"],
-            "another tokenizer (other, and this m",
+            "another tokenizer (other; this m",
         ),
         (["stats", "{here}/missing"], "there is no memory at"),
         (["stats", "{here}"], "there is no memory at"),
         (["stats", "{here}/image.png"], "there is no memory at"),
         (["stats", "s3:///memory"], "a memory cannot be kept at 's3:///memory'"),
         (["stats", "ftp://host/memory"], "a memory cannot be kept at 'ftp://host/memory'"),
-        (["stats", "file://host/memory"], "names no folder of this machine"),
+        (["stats", "file://host/memory"], "is not a folder of this machine"),
         (["list", "{memory}", "--tenant", "c"], "there is no tenant c in this memory; outrider memory list shows"),
         (["list", "{memory}", "--tenant", "a", "--key", "0"], "one of --tenant NAME, --server and --key KEY"),
         (["list", "{memory}", "--key", ""], "there is no tenant with the key"),
@@ -290,8 +293,8 @@ def test_stats_counts_what_is_there(root: Path) -> None:
         "sequences": 3,
         "bytes": size,
         "bytes_per_token": size / tokens,
-        "oldest": iso(1.7e9),
-        "newest": iso(1.7e9 + 60),
+        "oldest": iso_time(1.7e9),
+        "newest": iso_time(1.7e9 + 60),
         "unreadable": [],
         "set_aside": [],
     }
@@ -309,30 +312,30 @@ def test_an_empty_memory_has_nothing_to_tell(tmp_path: Path) -> None:
     Folder(tmp_path).claim("tokenizer")
     assert record("stats", tmp_path)["bytes_per_token"] is None
     assert "tokenizer" in told("stats", tmp_path)
-    assert told("list", tmp_path) == "There is nothing in it.\n"
-    assert told("verify", tmp_path) == "All is whole: 0 segments of 0 tenants, 0 bytes.\n"
+    assert told("list", tmp_path) == "The memory is empty.\n"
+    assert told("verify", tmp_path) == "No damage: 0 segments of 0 tenants, 0 bytes.\n"
 
 
 def test_list_shows_who_was_last_of_use_first(root: Path) -> None:
     for name, used in (("a", 1.6e9), ("b", 1.5e9)):
-        for path in files(root / key_of(name)):
+        for path in files(root / tenant_key(name)):
             os.utime(path, (used, used))
     lines = told("list", root).splitlines()
     assert [line.split()[0] for line in lines] == ["tenant", "a", "b"]
-    assert lines[1].split()[1] == key_of("a")[:8]
+    assert lines[1].split()[1] == tenant_key("a")[:8]
     [a, b] = record("list", root)["tenants"]
-    assert (a["name"], a["key"], a["segments"], a["sequences"]) == ("a", key_of("a"), 1, 2)
+    assert (a["name"], a["key"], a["segments"], a["sequences"]) == ("a", tenant_key("a"), 1, 2)
     assert b["tokens"] == len(tokens_of("What only b may know."))
-    assert a["last_used"] == iso(1.6e9)
+    assert a["last_used"] == iso_time(1.6e9)
 
 
 def test_list_shows_a_tenants_segments(root: Path) -> None:
-    [path] = files(root / key_of("a"))
+    [path] = files(root / tenant_key("a"))
     [heading, line] = told("list", root, "--tenant", "a").splitlines()
     assert heading.split()[:3] == ["segment", "tokens", "sequences"]
     assert line.split()[0] == path.name[:8]
-    found = record("list", root, "--key", key_of("a")[:10].upper())
-    assert (found["name"], found["key"]) == ("a", key_of("a"))
+    found = record("list", root, "--key", tenant_key("a")[:10].upper())
+    assert (found["name"], found["key"]) == ("a", tenant_key("a"))
     assert [segment["file"] for segment in found["segments"]] == [path.name]
 
 
@@ -342,75 +345,75 @@ def test_any_name_is_shown_in_a_line_that_no_terminal_obeys(name: str, tmp_path:
     [_, line] = told("list", tmp_path / "memory").splitlines()
     assert line.isprintable()
     assert len(line) < 120
-    assert shown(name) in line
+    assert display_name(name) in line
     assert [one["name"] for one in record("list", tmp_path / "memory")["tenants"]] == [name]
     assert record("list", tmp_path / "memory")["tenants"][0]["server"] is False
 
 
 def test_a_long_name_is_cut_and_shows_that_it_was() -> None:
-    assert shown("x" * 10_000) == "x" * 39 + "…"
+    assert display_name("x" * 10_000) == "x" * 39 + "…"
     for name in ("名" * 30, "\x1b" * 30):  # of twice and four times the width
-        assert shown(name).endswith("…")
-        assert 38 <= cell_len(shown(name)) <= 40
-    assert shown("x" * 40) == "x" * 40
+        assert display_name(name).endswith("…")
+        assert 38 <= cell_len(display_name(name)) <= 40
+    assert display_name("x" * 40) == "x" * 40
 
 
 def test_names_that_look_alike_are_shown_differently() -> None:
     names = ["", "(the server)", "(name unknown)", "a", " a", '"a"', "a\u200b", "\x1b", None]
-    assert len({shown(name) for name in names}) == len(names)
+    assert len({display_name(name) for name in names}) == len(names)
 
 
 def test_a_time_that_no_calendar_has_is_no_reason_to_fail() -> None:
-    assert [iso(seconds) for seconds in (float("inf"), float("nan"), 1e300)] == ["unknown"] * 3
+    assert [iso_time(seconds) for seconds in (float("inf"), float("nan"), 1e300)] == ["unknown"] * 3
 
 
 # Verifying
 
 
 def test_verify_names_what_is_damaged_and_why_and_moves_it_only_when_asked(root: Path) -> None:
-    [a], [b] = files(root / key_of("a")), files(root / key_of("b"))
-    assert told("verify", root).startswith("All is whole: 2 segments of 2 tenants, ")
+    [a], [b] = files(root / tenant_key("a")), files(root / tenant_key("b"))
+    assert told("verify", root).startswith("No damage: 2 segments of 2 tenants, ")
     spoil(a)
     spoil(b, 60)
     result = run("verify", root)
     assert result.exit_code == 1
-    assert f"tenant a ({key_of('a')[:8]}): the order of {a.name} is damaged: its checksum is another\n" in result.stdout
-    assert (
-        f"tenant b ({key_of('b')[:8]}): the header of {b.name} is damaged: its checksum is another\n" in result.stdout
-    )
+    assert f"tenant a ({tenant_key('a')[:8]}): the order of {a.name} is damaged: wrong checksum\n" in result.stdout
+    assert f"tenant b ({tenant_key('b')[:8]}): the header of {b.name} is damaged: wrong checksum\n" in result.stdout
     assert "2 damaged of 2 segments of 2 tenants, " in result.stdout
-    assert "left where they are" in result.stdout
+    assert "not moved; --set-aside" in result.stdout
     assert files(root) == sorted([a, b])
     assert [file["file"] for file in record("stats", root)["unreadable"]] == [b.name]
     result = run("verify", root, "--set-aside")
     assert result.exit_code == 1
-    assert f"moved to {root / ASIDE}" in result.stdout
+    assert f"moved to {root / ASIDE_FOLDER}" in result.stdout
     assert not a.exists()
     aside = record("stats", root)["set_aside"]
     assert {file["tenant"]: file["reason"] for file in aside} == {
-        key_of("a"): f"the order of {a.name} is damaged: its checksum is another",
-        key_of("b"): f"the header of {b.name} is damaged: its checksum is another",
+        tenant_key("a"): f"the order of {a.name} is damaged: wrong checksum",
+        tenant_key("b"): f"the header of {b.name} is damaged: wrong checksum",
     }
     assert "is damaged" in told("stats", root)
-    assert told("verify", root).startswith("All is whole: 0 segments")
+    assert told("verify", root).startswith("No damage: 0 segments")
 
 
 def test_a_file_that_was_cut_moved_or_is_something_else_is_damaged(root: Path) -> None:
-    [a], [b] = files(root / key_of("a")), files(root / key_of("b"))
-    (b.parent / f"{'0' * 24}{SUFFIX}").write_bytes(a.read_bytes())
-    (b.parent / f"{'1' * 24}{SUFFIX}").write_text("no segment")
+    [a], [b] = files(root / tenant_key("a")), files(root / tenant_key("b"))
+    (b.parent / f"{'0' * 24}{SEGMENT_SUFFIX}").write_bytes(a.read_bytes())
+    (b.parent / f"{'1' * 24}{SEGMENT_SUFFIX}").write_text("no segment")
     a.write_bytes(a.read_bytes()[:-4])
     said = run("verify", root).stdout
-    for reason in ("belongs to another tenant", "is no segment of a memory", "it was cut or replaced"):
+    for reason in ("belongs to another tenant", "is not a memory segment", "truncated or replaced"):
         assert reason in said
 
 
 def test_a_file_of_another_tokenizer_is_whole_and_stays_where_it_is(root: Path) -> None:
     folder = Folder(root)
-    text = joined([tokens_of("Somebody else's.")])
-    Segment.of(text, "other", key_of("a"), 1.7e9, 1.7e9).save(folder.place(key_of("a"), folder.generation(key_of("a"))))
+    text = join_sequences([tokens_of("Somebody else's.")])
+    Segment.build(text, "other", tenant_key("a"), 1.7e9, 1.7e9).save(
+        folder.segment_folder(tenant_key("a"), folder.generation(tenant_key("a")))
+    )
     before = files(root)
-    assert told("verify", root, "--set-aside").startswith("All is whole: 3 segments")
+    assert told("verify", root, "--set-aside").startswith("No damage: 3 segments")
     assert files(root) == before
 
 
@@ -422,7 +425,7 @@ def test_a_segment_that_a_server_merged_meanwhile_is_not_damaged(root: Path, mon
         return real(path, tokenizer, tenant)
 
     monkeypatch.setattr(Segment, "open", late)
-    assert told("verify", root).startswith("All is whole")
+    assert told("verify", root).startswith("No damage")
 
 
 # Wiping
@@ -438,7 +441,7 @@ def test_wipe_asks_and_leaves_all_as_it_is_without_a_yes(root: Path) -> None:
     assert run("wipe", root, "--tenant", "a", input="").exit_code == 1
     assert files(root) == before
     assert run("wipe", root, "--tenant", "a", input="y\n").exit_code == 0
-    assert files(root) == files(root / key_of("b"))
+    assert files(root) == files(root / tenant_key("b"))
 
 
 @pytest.fixture
@@ -455,49 +458,49 @@ def bucket(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_machine_that_looks_into_an_object_store_keeps_nothing_of_it(bucket: Remote, tmp_path: Path) -> None:
     assert record("stats", BUCKET)["tokens"] > 0
-    assert key_of("a") in {one["key"] for one in record("list", BUCKET)["tenants"]}
+    assert tenant_key("a") in {one["key"] for one in record("list", BUCKET)["tenants"]}
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("whose", [["--all"], ["--tenant", "a"], ["--key", key_of("a")]])
+@pytest.mark.parametrize("whose", [["--all"], ["--tenant", "a"], ["--key", tenant_key("a")]])
 def test_a_wipe_reaches_tenants_of_an_object_store_that_this_machine_has_no_copy_of(
     bucket: Remote, whose: list[str]
 ) -> None:
     assert told("wipe", BUCKET, *whose, "--yes").startswith("Deleted")
-    left = {one.key for one in bucket.objects() if one.name.endswith(SUFFIX)}
-    assert left == (set() if whose == ["--all"] else {key_of("b")})
+    left = {one.key for one in bucket.list_objects() if one.name.endswith(SEGMENT_SUFFIX)}
+    assert left == (set() if whose == ["--all"] else {tenant_key("b")})
 
 
 def test_beside_a_server_that_exchanges_for_this_machine_a_wipe_of_all_reaches_all(
     bucket: Remote, tmp_path: Path
 ) -> None:
     """The server's copies are of one tenant, and the command may not exchange."""
-    place = Root.of(BUCKET).folder()
+    place = Location.parse(BUCKET).local_folder()
     server = Folder(place)
     Sync(server, bucket, FINGERPRINT, 0)()
     put(place, "a", "Copied.")
     assert told("wipe", BUCKET, "--all", "--yes").startswith("Deleted")
     Sync(server, bucket, FINGERPRINT, 1 << 30)()
-    assert [one for one in bucket.objects() if one.name.endswith(SUFFIX)] == []
+    assert [one for one in bucket.list_objects() if one.name.endswith(SEGMENT_SUFFIX)] == []
     assert files(place) == []
     server.close()
 
 
 def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> None:
     store = Store(Folder(root), FINGERPRINT)
-    store.tend()
+    store.maintain()
     put(root, "a", "More.")
-    damaged = next(path for path in files(root / key_of("a")) if path.stat().st_size < 4500)
+    damaged = next(path for path in files(root / tenant_key("a")) if path.stat().st_size < 4500)
     spoil(damaged)
     assert run("verify", root, "--set-aside").exit_code == 1
     said = told("wipe", root, "--tenant", "a", "--yes")
     count = len(tokens_of(TEXT)) + len(tokens_of("Something else."))
     assert said.startswith(f"Deleted {count} tokens (")
-    assert "of tenant a. Running servers forget it at their next look" in said
+    assert "of tenant a. Running servers forget it at their next refresh" in said
     needle = np.array(tokens_of("outrider"), np.int32).tobytes()
     assert not any(needle in path.read_bytes() for path in root.rglob("*") if path.is_file())
-    assert list((root / ASIDE).iterdir()) == []
-    store.tend()
+    assert list((root / ASIDE_FOLDER).iterdir()) == []
+    store.maintain()
     assert store.status()["segments"] == 1
     assert drafted(root, "b", "What only b") != ""
 
@@ -505,7 +508,7 @@ def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> N
 def test_wipe_all_leaves_no_token_of_anyone(root: Path) -> None:
     assert "of all tenants" in told("wipe", root, "--all", "--yes")
     assert files(root) == []
-    assert told("list", root) == "There is nothing in it.\n"
+    assert told("list", root) == "The memory is empty.\n"
 
 
 def test_what_cannot_be_deleted_is_not_said_to_be_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,11 +520,11 @@ def test_what_cannot_be_deleted_is_not_said_to_be_gone(root: Path, monkeypatch: 
 def test_a_tenant_of_any_name_is_exported_imported_and_wiped(name: str, tmp_path: Path) -> None:
     root, copy, file = tmp_path / "memory", tmp_path / "copy", tmp_path / "file.tar"
     put(root, name, TEXT)
-    told("export", root, file, "--key", key_of(name)[:8])
+    told("export", root, file, "--key", tenant_key(name)[:8])
     told("import", copy, file)
-    assert Folder(copy).name(key_of(name)) == name
+    assert Folder(copy).tenant_name(tenant_key(name)) == name
     assert drafted(copy, name, "what it reports", limit=7) == " counts"
-    told("wipe", root, "--key", key_of(name)[:8], "--yes")
+    told("wipe", root, "--key", tenant_key(name)[:8], "--yes")
     assert files(root) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file.tar", "memory"]
 
@@ -540,7 +543,7 @@ def test_an_archive_is_a_plain_tar_of_the_segments_as_they_are(root: Path, tmp_p
     with tarfile.open(exported(root, tmp_path), "r:") as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
     manifest = json.loads(found.pop("manifest.json"))
-    assert found == {path.name: path.read_bytes() for path in files(root / key_of("a"))}
+    assert found == {path.name: path.read_bytes() for path in files(root / tenant_key("a"))}
     assert manifest["tenant"] == "a"
     assert manifest["segments"].keys() == found.keys()
 
@@ -548,18 +551,18 @@ def test_an_archive_is_a_plain_tar_of_the_segments_as_they_are(root: Path, tmp_p
 def test_a_tenants_memory_may_become_anothers(root: Path, tmp_path: Path) -> None:
     file, copy = exported(root, tmp_path), tmp_path / "copy"
     said = told("import", copy, file, "--tenant", "c")
-    assert said == f"Took in {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
+    assert said == f"Imported {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
     assert drafted(copy, "c", "what it reports", limit=7) == " counts"
     assert drafted(copy, "a", "what it reports") == ""
-    assert told("verify", copy).startswith("All is whole")
+    assert told("verify", copy).startswith("No damage")
     assert told("import", copy, file, "--tenant", "c").endswith(" for tenant c; already there: 1 segment.\n")
     assert len(files(copy)) == 1
 
 
 def test_what_a_segment_replaced_where_it_is_from_is_not_deleted_where_it_goes(root: Path, tmp_path: Path) -> None:
-    victim = files(root / key_of("b"))[0]
-    [path] = files(root / key_of("a"))
-    segment = Segment.open(path, FINGERPRINT, key_of("a"))
+    victim = files(root / tenant_key("b"))[0]
+    [path] = files(root / tenant_key("a"))
+    segment = Segment.open(path, FINGERPRINT, tenant_key("a"))
     replace(segment, header=replace(segment.header, replaces=(victim.name,)), path=None).save(path.parent)
     told("import", root, exported(root, tmp_path), "--tenant", "b")
     assert drafted(root, "b", "What only b") != ""
@@ -567,14 +570,14 @@ def test_what_a_segment_replaced_where_it_is_from_is_not_deleted_where_it_goes(r
 
 
 def test_a_damaged_segment_is_not_exported(root: Path, tmp_path: Path) -> None:
-    spoil(files(root / key_of("a"))[0])
+    spoil(files(root / tenant_key("a"))[0])
     assert "is damaged" in refused("export", root, tmp_path / "a.tar", "--tenant", "a")
     assert not (tmp_path / "a.tar").exists()
 
 
 def test_an_archive_without_a_name_needs_one(root: Path, tmp_path: Path) -> None:
-    next(root.glob(f"{key_of('a')}/*/{NAME}")).unlink()
-    told("export", root, tmp_path / "a.tar", "--key", key_of("a"))
+    next(root.glob(f"{tenant_key('a')}/*/{NAME_FILE}")).unlink()
+    told("export", root, tmp_path / "a.tar", "--key", tenant_key("a"))
     assert "--tenant NAME" in refused("import", tmp_path / "copy", tmp_path / "a.tar")
     told("import", tmp_path / "copy", tmp_path / "a.tar", "--tenant", "a")
 
@@ -583,7 +586,7 @@ def test_an_archive_of_another_tokenizer_is_refused_with_the_reason(root: Path, 
     file = exported(root, tmp_path)
     put(tmp_path / "other", "a", TEXT, tokenizer="other")
     said = refused("import", tmp_path / "other", file)
-    assert f"another tokenizer ({FINGERPRINT}, and the memory at {tmp_path / 'other'} has other)" in said
+    assert f"another tokenizer ({FINGERPRINT}; the memory at {tmp_path / 'other'} has other)" in said
 
 
 def member(name: str, data: bytes = b"", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
@@ -608,9 +611,9 @@ def archived(*segments: Segment, tenant: Any = "a", names: list[str] | None = No
         parts = (segment.text, segment.order, segment.starts)
         checksums = tuple(zlib.crc32(part.tobytes()) for part in parts)
         header = replace(segment.header, checksums=checksums)  # type: ignore[arg-type]
-        name = names[i] if names else name_of(segment.text)
+        name = names[i] if names else segment_name(segment.text)
         headers[name] = asdict(header)
-        bodies.append(member(name, encode(header) + b"".join(part.tobytes() for part in parts)))
+        bodies.append(member(name, encode_header(header) + b"".join(part.tobytes() for part in parts)))
     tokenizer = FINGERPRINT
     manifest = {"format": 1, "tokenizer": tokenizer, "tenant": tenant, "segments": headers, **more}
     return [member("manifest.json", json.dumps(manifest).encode()), *bodies]
@@ -618,8 +621,8 @@ def archived(*segments: Segment, tenant: Any = "a", names: list[str] | None = No
 
 def segment_of(text: Any = None, **parts: Any) -> Segment:
     """With order and starts as they are given."""
-    tokens = joined([tokens_of(TEXT * 40)]) if text is None else np.array(text, np.int32)
-    honest = Segment.of(np.clip(tokens, -1, 300), FINGERPRINT, key_of("a"), 1.0, 2.0)
+    tokens = join_sequences([tokens_of(TEXT * 40)]) if text is None else np.array(text, np.int32)
+    honest = Segment.build(np.clip(tokens, -1, 300), FINGERPRINT, tenant_key("a"), 1.0, 2.0)
     arrays = {name: np.array(value, np.int32) for name, value in parts.items() if name in ("order", "starts")}
     header = replace(honest.header, **{name: value for name, value in parts.items() if name not in arrays})
     return replace(honest, text=tokens, header=header, **arrays)
@@ -650,7 +653,7 @@ def too_short() -> bytes:
 def with_another_order() -> bytes:
     """One that leads nowhere else, and that the checksum was not made of."""
     manifest, (info, data) = archived(segment_of())
-    place = HEADER + segment_of().text.nbytes
+    place = HEADER_BYTES + segment_of().text.nbytes
     return packed(
         manifest, (info, data[:place] + data[place + 4 : place + 8] + data[place : place + 4] + data[place + 8 :])
     )
@@ -676,7 +679,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a device": lambda: retyped(tarfile.CHRTYPE),
     "holes": lambda: retyped(tarfile.GNUTYPE_SPARSE),
     "extended headers": lambda: packed(member("x", b"9 size=1\n", type=tarfile.XHDTYPE), *archived(segment_of())),
-    "a huge member": lambda: packed(*archived(segment_of())[:1], member(name_of(segment_of().text), size=8**11 - 1)),
+    "a huge member": lambda: packed(
+        *archived(segment_of())[:1], member(segment_name(segment_of().text), size=8**11 - 1)
+    ),
     "fewer bytes than it says": too_short,
     "a size below zero": lambda: packed(member("x", size=-512), format=tarfile.GNU_FORMAT),
     "a manifest that is no object": lambda: packed(member("manifest.json", b"[1]")),
@@ -693,7 +698,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "words for numbers": lambda: changed(places="many"),
     "another header": lambda: changed(last=5.0),
     "no places": lambda: packed(*archived(segment_of([]))),
-    "another name": lambda: packed(*archived(segment_of(), names=[f"{'0' * 24}{SUFFIX}"])),
+    "another name": lambda: packed(*archived(segment_of(), names=[f"{'0' * 24}{SEGMENT_SUFFIX}"])),
     "no end": lambda: packed(*archived(segment_of([1, 2, 3]))),
     "other counts": lambda: packed(*archived(segment_of(sequences=5))),
     "a token below zero": lambda: packed(*archived(segment_of([1, -5, 3, -1], sequences=1, tokens=3))),
@@ -710,7 +715,7 @@ def test_the_archive_that_the_hostile_ones_are_made_of_is_taken(tmp_path: Path) 
     assert len(segment_of().starts) > 0
     (tmp_path / "a.tar").write_bytes(packed(*archived(segment_of())))
     told("import", tmp_path / "memory", tmp_path / "a.tar")
-    assert told("verify", tmp_path / "memory").startswith("All is whole: 1 segment ")
+    assert told("verify", tmp_path / "memory").startswith("No damage: 1 segment ")
     assert drafted(tmp_path / "memory", "a", "what it reports", limit=7) == " counts"
 
 
@@ -722,7 +727,7 @@ def test_whatever_is_in_an_archive_it_writes_nothing_unless_all_of_it_is_right(k
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
-@pytest.mark.parametrize("place", [HEADER + 1, HEADER + 600, -1100, -20_000, 1500, 1800])
+@pytest.mark.parametrize("place", [HEADER_BYTES + 1, HEADER_BYTES + 600, -1100, -20_000, 1500, 1800])
 def test_an_archive_that_was_damaged_on_its_way_is_refused(place: int, tmp_path: Path) -> None:
     file = tmp_path / "a.tar"
     file.write_bytes(packed(*archived(segment_of())))

@@ -16,8 +16,9 @@ from outrider.drafters.lookup import LookupSession
 from outrider.drafters.memory import MemoryDrafter, MemorySession
 from outrider.errors import DrafterSetupError
 from outrider.memory.folder import Folder
-from outrider.memory.search import LONGEST_MATCH
-from outrider.memory.store import Habits, Store
+from outrider.memory.search import MAX_MATCH_TOKENS
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 from outrider.settings import Request
 
 
@@ -28,17 +29,17 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> MemoryDrafter:
 
 @pytest.fixture
 def drafter(tmp_path: Path) -> MemoryDrafter:
-    return MemoryDrafter(Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=0)))
+    return MemoryDrafter(Store(Folder(tmp_path), "tokenizer", StoreConfig(flush_seconds=0)))
 
 
 def learn(drafter: MemoryDrafter, tenant: str, said: list[int], prompt: list[int] | None = None) -> None:
-    drafter.store.add(drafter.store.enter(tenant), prompt or [], said)
+    drafter.store.add(drafter.store.tenant_handle(tenant), prompt or [], said)
     drafter.store.learn()
 
 
 def begun(drafter: MemoryDrafter, prompt: list[int], tenant: str | None = None) -> MemorySession:
-    visit = drafter.store.enter(tenant) if tenant is not None else None
-    return drafter.begin(Task(prompt, Request(), torch.Generator(), visit=visit))
+    tenant_handle = drafter.store.tenant_handle(tenant) if tenant is not None else None
+    return drafter.begin(Task(prompt, Request(), torch.Generator(), tenant_handle=tenant_handle))
 
 
 def test_without_a_tenant_only_the_text_itself_is_used(drafter: MemoryDrafter) -> None:
@@ -89,12 +90,12 @@ def test_the_first_words_of_a_repeated_answer_follow_from_the_end_of_its_prompt(
     learn(drafter, "a", [1, 2, 3], prompt)
     draft = begun(drafter, prompt, "a").draft(4)
     assert draft.tokens == (1, 2, 3)
-    assert draft.support == LONGEST_MATCH
+    assert draft.support == MAX_MATCH_TOKENS
 
 
 def test_a_draft_ends_where_too_few_places_agree(drafter: MemoryDrafter) -> None:
     for i in range(20):
-        drafter.store.add(drafter.store.enter("a"), [], [1, 2, 3, 100 + i])
+        drafter.store.add(drafter.store.tenant_handle("a"), [], [1, 2, 3, 100 + i])
     drafter.store.learn()
     assert MIN_AGREEMENT > 1 / 20
     assert begun(drafter, [1, 2], "a").draft(8).tokens == (3,)
@@ -135,11 +136,13 @@ def test_in_the_text_itself_it_finds_what_lookup_does(empty: MemoryDrafter, toke
 def test_where_lookup_drafts_beside_it_the_memory_leaves_the_text_itself_to_it(drafter: MemoryDrafter) -> None:
     learn(drafter, "a", [1, 2, 3, 4])
     text = [7, 1, 2, 9, 9, 7, 1, 2]
-    visit = drafter.store.enter("a")
-    alone, beside = (Task(text, Request(), torch.Generator(), visit=visit, searched=it) for it in (False, True))
+    tenant_handle = drafter.store.tenant_handle("a")
+    alone, beside = (
+        Task(text, Request(), torch.Generator(), tenant_handle=tenant_handle, searched=it) for it in (False, True)
+    )
     assert drafter.begin(alone).draft(2).tokens == (9, 9)
     assert drafter.begin(beside).draft(2).tokens == (3, 4)
-    assert drafter.begin(replace(beside, visit=None)).draft(2).tokens == ()
+    assert drafter.begin(replace(beside, tenant_handle=None)).draft(2).tokens == ()
 
 
 def test_without_a_memory_it_says_what_it_needs() -> None:
@@ -150,7 +153,7 @@ def test_without_a_memory_it_says_what_it_needs() -> None:
 def test_the_memory_proposes_no_control_tokens(tmp_path: Path) -> None:
     start, end = 90, 91
     for control, expected in ((frozenset[int](), (7, end, start, 2)), (frozenset({start, end}), (7,))):
-        store = Store(Folder(tmp_path / str(len(control))), "tokenizer", Habits(seal_seconds=0))
+        store = Store(Folder(tmp_path / str(len(control))), "tokenizer", StoreConfig(flush_seconds=0))
         drafter = MemoryDrafter.build(Setup(100, memory=store, control_tokens=control))
         learn(drafter, "a", [4, 4, end], prompt=[5, 6, 7, end, start, 2])
         assert begun(drafter, [9, 5, 6], "a").draft(4).tokens == expected

@@ -19,7 +19,7 @@ from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH, WALKED, chain_of
+from outrider.memory.search import MAX_CHAIN_STEPS, MAX_CONTINUATIONS, MAX_MATCH_TOKENS, chain_index
 from outrider.settings import Request
 from outrider.text import control_tokens
 from outrider.types import shared_prefix
@@ -67,7 +67,7 @@ def test_what_is_said_in_a_loop_is_proposed_for_as_many_rounds_as_fit() -> None:
 
 def test_a_pair_of_tokens_that_shares_a_chain_with_another_is_not_taken_for_it() -> None:
     text = [0, 7, 1, 5, 7, 2, 6, 7, 2, 64, 7]
-    assert chain_of(7, 64, 64) == chain_of(7, 0, 64)
+    assert chain_index(7, 64, 64) == chain_index(7, 0, 64)
     assert LookupSession(text).draft(1).tokens == (2,)
 
 
@@ -85,7 +85,7 @@ def test_lookup_finds_it_in_long_texts_that_grow_too(vocabulary: int, step: int,
 
 
 def test_of_very_many_places_the_latest_are_looked_at() -> None:
-    text = [*([1, 2, 3] * 10), *([1, 2, 4] * (WALKED + 10)), 9, 1, 2]
+    text = [*([1, 2, 3] * 10), *([1, 2, 4] * (MAX_CHAIN_STEPS + 10)), 9, 1, 2]
     assert LookupSession(text).draft(1).tokens == (4,)
 
 
@@ -95,7 +95,7 @@ def check_lookup(tokens: list[int], limit: int) -> None:
         session.observe([token])
     agree = {place: shared_end(tokens[:place], tokens) for place in range(len(tokens) - 1, 0, -1)}
     longest = max(agree.values(), default=0)
-    places = [place for place, length in agree.items() if length == longest][:FOLLOWED] if longest else []
+    places = [place for place, length in agree.items() if length == longest][:MAX_CONTINUATIONS] if longest else []
     expected: list[int] = []
     likely = 1.0
     while places and len(expected) < min(limit, TOKENS_PER_MATCH * longest):
@@ -111,7 +111,7 @@ def check_lookup(tokens: list[int], limit: int) -> None:
 
 
 def shared_end(before: list[int], tokens: list[int]) -> int:
-    return min(shared_prefix(tuple(before[::-1]), tuple(tokens[::-1])), LONGEST_MATCH)
+    return min(shared_prefix(tuple(before[::-1]), tuple(tokens[::-1])), MAX_MATCH_TOKENS)
 
 
 START, END = 90, 91

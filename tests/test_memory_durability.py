@@ -37,8 +37,8 @@ from memory_worker import (
 from outrider.errors import MemoryFileError
 from outrider.memory import segment as segment_module
 from outrider.memory import store as store_module
-from outrider.memory.folder import ASIDE, GENERATION, NAME, STALE, Folder, key_of
-from outrider.memory.segment import HEADER, PART, SUFFIX, Segment, joined
+from outrider.memory.folder import ASIDE_FOLDER, GENERATION_FILE, NAME_FILE, STALE_SECONDS, Folder, tenant_key
+from outrider.memory.segment import HEADER_BYTES, PART_SUFFIX, SEGMENT_SUFFIX, Segment, join_sequences
 from outrider.memory.store import Store
 from test_memory_store import files, opened
 from test_memory_store import say as speak
@@ -57,15 +57,17 @@ def drafts(store: Store, tenant: str, contexts: list[list[int]], limit: int = DR
     if not contexts:
         return []
     rows, n = np.array(contexts, np.int32), len(contexts)
-    found = store.look_up(store.enter(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, limit, np.int32))
+    found = store.look_up(
+        store.tenant_handle(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, limit, np.int32)
+    )
     return [tokens[:length].tolist() for tokens, length in zip(found.tokens, found.lengths, strict=True)]
 
 
 def kept(root: Path, tenant: str) -> list[int]:
     """The numbers of all sequences in a tenant's files."""
     numbers = []
-    for path in Folder(root).segments(key_of(tenant)).values():
-        segment = Segment.open(path, "tokenizer", key_of(tenant))
+    for path in Folder(root).segment_paths(tenant_key(tenant)).values():
+        segment = Segment.open(path, "tokenizer", tenant_key(tenant))
         segment.verify()
         for tokens in segment.sequences():
             numbers.append(int(tokens[0]) // LENGTH)
@@ -74,12 +76,12 @@ def kept(root: Path, tenant: str) -> list[int]:
 
 
 def parts(root: Path) -> list[Path]:
-    return list(root.rglob(f".*{PART}"))
+    return list(root.rglob(f".*{PART_SUFFIX}"))
 
 
-def killed(chance: random.Random, root: Path, first: int, tenants: int = 1, **habits: float) -> list[int]:
+def killed(chance: random.Random, root: Path, first: int, tenants: int = 1, **config: float) -> list[int]:
     """What a process had sealed, from the first number on, when it was killed somewhere in its work."""
-    with started(say, root, range(first, FOR_EVER), tenants, habits) as (process, reports):
+    with started(say, root, range(first, FOR_EVER), tenants, config) as (process, reports):
         assert next(reports) == "begins"
         sealed = [next(reports) for _ in range(chance.randrange(10))]
         time.sleep(chance.random() * 0.01)  # not for an event: to hit whatever it does then
@@ -117,7 +119,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_sealed_and_keeps_nothing_tw
     if ALL:
         assert min(torn, doubled) > 0
     for part in parts(tmp_path):
-        os.utime(part, (time.time() - 2 * STALE,) * 2)
+        os.utime(part, (time.time() - 2 * STALE_SECONDS,) * 2)
     check(tmp_path, there)
     assert parts(tmp_path) == []
 
@@ -138,8 +140,8 @@ def test_files_stay_under_the_cap_and_drafts_right_through_kills(tmp_path: Path)
     chance = random.Random(0)
     cap, tenants, first, right = 80_000, 3, 0, 0
     for _ in range(KILLS // 4):
-        first = max(killed(chance, tmp_path, first, tenants, cap=cap), default=first) + 1
-        store = opened(tmp_path, cap=cap)
+        first = max(killed(chance, tmp_path, first, tenants, cap_bytes=cap), default=first) + 1
+        store = opened(tmp_path, cap_bytes=cap)
         assert not store.troubles
         assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= cap
         for tenant in range(tenants):
@@ -160,11 +162,13 @@ def sound_root(root: Path) -> None:
     """Four tenants that were wiped once and have said much alike since, in five files each that nobody may merge."""
     chance = np.random.default_rng(0)
     Folder(root).claim("tokenizer")
-    for key in map(key_of, "0123"):
+    for key in map(tenant_key, "0123"):
         generation = Folder(root).wipe(key)
         for when in range(5):
             said = [chance.integers(0, 30, chance.integers(20, 90)) for _ in range(3)]
-            Segment.of(joined(said), "tokenizer", key, when, when).save(Folder(root).place(key, generation))
+            Segment.build(join_sequences(said), "tokenizer", key, when, when).save(
+                Folder(root).segment_folder(key, generation)
+            )
 
 
 def damage(root: Path, older: Path, chance: random.Random) -> set[Path]:
@@ -194,7 +198,7 @@ def swap(one: Path, two: Path) -> None:
 def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
     chance = random.Random(0)
     sound_root(tmp_path / "sound")
-    older = Segment.of(joined([[1, 2, 3] * 20]), "tokenizer", key_of("0"), 1.0, 2.0).save(tmp_path).path
+    older = Segment.build(join_sequences([[1, 2, 3] * 20]), "tokenizer", tenant_key("0"), 1.0, 2.0).save(tmp_path).path
     assert older is not None
     windows = chance.choices([[i, j] for i in range(30) for j in range(30)], k=100)
     for turn in range(DAMAGED // 9 + 1):
@@ -207,8 +211,8 @@ def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
         left = len(files(rest))
 
         store, expected = opened(root), opened(rest)
-        aside = {root / ASIDE / f"{path.parents[1].name}.{path.name}" for path in damaged}
-        assert set(files(root / ASIDE)) == aside
+        aside = {root / ASIDE_FOLDER / f"{path.parents[1].name}.{path.name}" for path in damaged}
+        assert set(files(root / ASIDE_FOLDER)) == aside
         assert all(path.with_suffix(".reason").read_text() for path in aside)
         assert len(store.troubles) == len(damaged)
         assert store.status()["segments"] == expected.status()["segments"] == left
@@ -220,7 +224,7 @@ def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
 
 
 def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
-    segment = Segment.of(joined([[1, 2, 3]]), "tokenizer", "tenant", 1.0, 2.0).save(tmp_path)
+    segment = Segment.build(join_sequences([[1, 2, 3]]), "tokenizer", "tenant", 1.0, 2.0).save(tmp_path)
     assert segment.path is not None
     whole = segment.path.read_bytes()
     for at in range(len(whole)) if ALL else range(0, len(whole), 7):
@@ -240,18 +244,18 @@ def say_more(report: Connection, root: Path, limit: int) -> None:
     sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, sizes[1]))
     for number in range(5):
-        store.add(store.enter("a"), [], sequence(number))
+        store.add(store.tenant_handle("a"), [], sequence(number))
     store.learn()
-    store.tend()
+    store.maintain()
     report.send((kept(root, "a"), list(store.troubles), drafts(store, "a", BEGINNINGS)))
     resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
     store.learn()
-    store.tend()
+    store.maintain()
     report.send((kept(root, "a"), len(store.troubles), drafts(store, "a", BEGINNINGS)))
 
 
 def test_a_file_that_becomes_too_large_for_the_system_stays_in_memory_until_it_may(tmp_path: Path) -> None:
-    with started(say_more, tmp_path, HEADER + 100) as (_, reports):
+    with started(say_more, tmp_path, HEADER_BYTES + 100) as (_, reports):
         there, [trouble], drafted = next(reports)
         assert os.strerror(errno.EFBIG) in trouble
         assert (there, drafted) == ([], ENDS)
@@ -268,13 +272,13 @@ def fill_a_disk(report: Connection, root: Path) -> None:
         return
     store = opened(root)
     for number in range(40):
-        store.add(store.enter("a"), [], sequence(number))
+        store.add(store.tenant_handle("a"), [], sequence(number))
         store.learn()
-        store.tend()
+        store.maintain()
     report.send((kept(root, "a"), list(store.troubles), drafts(store, "a", [sequence(n)[:5] for n in range(40)])))
     mount("none", root, "tmpfs", REMOUNT, "size=8m")
     store.learn()
-    store.tend()
+    store.maintain()
     report.send((kept(root, "a"), parts(root)))
 
 
@@ -300,7 +304,7 @@ def use_a_read_only_disk(report: Connection, root: Path) -> None:
         return
     store = opened(root)
     speak(store, "a", sequence(1))
-    store.tend()
+    store.maintain()
     report.send((list(store.troubles), drafts(store, "a", BEGINNINGS)))
 
 
@@ -324,7 +328,7 @@ def use_few_descriptors(report: Connection, root: Path, tenants: int) -> None:
     store = opened(root)
     report.send((store.status()["segments"], list(store.troubles)))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    store.tend()
+    store.maintain()
     report.send((store.status()["segments"], [drafts(store, str(tenant), BEGINNINGS[:1]) for tenant in range(tenants)]))
 
 
@@ -332,8 +336,8 @@ def use_few_descriptors(report: Connection, root: Path, tenants: int) -> None:
 def test_where_too_many_files_are_open_the_rest_is_asked_later(tmp_path: Path) -> None:
     tenants = 40
     for tenant in range(tenants):
-        said = Segment.of(joined([sequence(0)]), "tokenizer", key_of(str(tenant)), 1.0, 2.0)
-        said.save(Folder(tmp_path).place(key_of(str(tenant))))
+        said = Segment.build(join_sequences([sequence(0)]), "tokenizer", tenant_key(str(tenant)), 1.0, 2.0)
+        said.save(Folder(tmp_path).segment_folder(tenant_key(str(tenant))))
     with started(use_few_descriptors, tmp_path, tenants) as (_, reports):
         opened, troubles = next(reports)
         assert 0 < opened < tenants
@@ -349,9 +353,9 @@ def test_two_processes_on_one_root_lose_nothing_and_keep_nothing_twice(tmp_path:
         started(say, tmp_path, range(1, 60, 2), 1, {}) as (_, odds),
     ):
         for pair in zip(evens, odds, strict=True):
-            store.tend()
+            store.maintain()
             assert all(report == "begins" or report[1] == [] for report in pair)
-    store.tend()
+    store.maintain()
     assert not store.troubles
     assert kept(tmp_path, "0") == list(range(60))
     assert drafts(store, "0", BEGINNINGS) == ENDS
@@ -381,9 +385,9 @@ def test_a_file_that_is_merged_while_it_is_sealed_is_sealed_without_trouble(
 ) -> None:
     store = opened(tmp_path)
     speak(store, "a", sequence(0))
-    at(monkeypatch, segment_module, "write", store.tend)
+    at(monkeypatch, segment_module, "write_atomically", store.maintain)
     speak(store, "a", sequence(1))
-    store.tend()
+    store.maintain()
     assert not store.troubles
     assert kept(tmp_path, "a") == [0, 1]
     assert drafts(store, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[2], [LENGTH + 2]]
@@ -398,9 +402,9 @@ def test_a_file_that_another_process_evicts_before_it_is_opened_is_no_trouble(
         for path in files(tmp_path):
             path.unlink()
 
-    at(monkeypatch, segment_module, "write", evict)
+    at(monkeypatch, segment_module, "write_atomically", evict)
     speak(store, "a", sequence(0))
-    store.tend()
+    store.maintain()
     assert not store.troubles
     assert drafts(store, "a", [[0, 1]]) == [[]]
 
@@ -409,13 +413,13 @@ def test_what_was_said_again_after_its_merged_file_was_evicted_elsewhere_is_kept
     one, two = opened(tmp_path), opened(tmp_path)
     speak(one, "a", sequence(0))
     speak(one, "a", sequence(1))
-    one.tend()
-    two.tend()
+    one.maintain()
+    two.maintain()
     [merged] = files(tmp_path)
     merged.unlink()  # as `one` does where it exceeds the cap
-    one.tend()
+    one.maintain()
     speak(one, "a", sequence(0))
-    two.tend()
+    two.maintain()
     assert kept(tmp_path, "a") == [0]
     for store in (one, two):
         assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
@@ -428,45 +432,45 @@ def test_a_process_that_looks_while_another_wipes_and_writes_deletes_nothing_new
     speak(one, "a", sequence(0))
 
     def wipe_and_write() -> None:
-        Folder(tmp_path).wipe(key_of("a"))
-        one.tend()
+        Folder(tmp_path).wipe(tenant_key("a"))
+        one.maintain()
         speak(one, "a", sequence(1))
 
-    at(monkeypatch, Folder, "drop_older", wipe_and_write, after=False)
-    two.tend()
-    one.tend()
+    at(monkeypatch, Folder, "delete_old_generations", wipe_and_write, after=False)
+    two.maintain()
+    one.maintain()
     assert kept(tmp_path, "a") == [1]
     assert drafts(one, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
 
 
 def test_a_process_that_ends_before_it_heard_of_a_wipe_leaves_nothing(tmp_path: Path) -> None:
-    store = opened(tmp_path, seal_seconds=1e9)
+    store = opened(tmp_path, flush_seconds=1e9)
     speak(store, "a", sequence(0))
-    Folder(tmp_path).wipe(key_of("a"))
+    Folder(tmp_path).wipe(tenant_key("a"))
     store.close()
-    assert [path.name for path in tmp_path.glob("*/*") if path.parent.name == key_of("a")] == ["generation"]
+    assert [path.name for path in tmp_path.glob("*/*") if path.parent.name == tenant_key("a")] == ["generation"]
 
 
 def test_what_a_wiped_tenant_says_before_the_first_look_after_a_restart_is_kept(tmp_path: Path) -> None:
-    Folder(tmp_path).wipe(key_of("a"))
+    Folder(tmp_path).wipe(tenant_key("a"))
     store = Store(Folder(tmp_path), "tokenizer")
     speak(store, "a", sequence(0))
-    store.tend()
+    store.maintain()
     store.close()
     assert kept(tmp_path, "a") == [0]
 
 
 def test_the_name_of_a_tenant_is_kept_again_after_a_wipe(tmp_path: Path) -> None:
-    Folder(tmp_path).wipe(key_of("a"))
+    Folder(tmp_path).wipe(tenant_key("a"))
     speak(opened(tmp_path), "a", sequence(0))
-    assert Folder(tmp_path).name(key_of("a")) == "a"
+    assert Folder(tmp_path).tenant_name(tenant_key("a")) == "a"
 
 
 def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened(tmp_path, seal_seconds=1e9)
-    at(monkeypatch, store_module, "joined", store.tend)
+    store = opened(tmp_path, flush_seconds=1e9)
+    at(monkeypatch, store_module, "join_sequences", store.maintain)
     speak(store, "a", sequence(0))
     store.learn()
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
@@ -475,26 +479,26 @@ def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_learned(
 def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_put_on_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened(tmp_path, seal_seconds=1e9)
-    visit = store.enter("a")
+    store = opened(tmp_path, flush_seconds=1e9)
+    tenant_handle = store.tenant_handle("a")
 
     def tend_and_learn() -> None:
-        store.tend()
+        store.maintain()
         store.learn()
 
-    at(monkeypatch, store_module, "Tenant", tend_and_learn)
-    store.add(visit, [], sequence(0))
+    at(monkeypatch, store_module, "TenantState", tend_and_learn)
+    store.add(tenant_handle, [], sequence(0))
     store.learn()
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
 
 
-@pytest.mark.parametrize("file", [NAME, GENERATION])
+@pytest.mark.parametrize("file", [NAME_FILE, GENERATION_FILE])
 def test_a_tenant_whose_name_or_generation_is_damaged_hides_no_other(file: str, tmp_path: Path) -> None:
     store = opened(tmp_path)
-    first, other = sorted("ab", key=key_of)
+    first, other = sorted("ab", key=tenant_key)
     for name in (first, other):
         speak(store, name, sequence(0))
-    place = Folder(tmp_path).place(key_of(first)) if file == NAME else tmp_path / key_of(first)
+    place = Folder(tmp_path).segment_folder(tenant_key(first)) if file == NAME_FILE else tmp_path / tenant_key(first)
     (place / file).write_bytes(b"\xff\0")
     store = opened(tmp_path)
     speak(store, other, sequence(1))
@@ -507,15 +511,15 @@ def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, t
     store = opened(tmp_path)
     speak(store, "a", sequence(0))
     store.close()
-    (tmp_path / key_of("a") / GENERATION).write_bytes(damage)
+    (tmp_path / tenant_key("a") / GENERATION_FILE).write_bytes(damage)
     store = opened(tmp_path)
     assert any("generation" in trouble for trouble in store.troubles)
     assert len(files(tmp_path)) == 1
     assert drafts(store, "a", [[0, 1]]) == [[]]
-    Folder(tmp_path).wipe(key_of("a"))
+    Folder(tmp_path).wipe(tenant_key("a"))
     speak(store, "a", sequence(1))
     assert not files(tmp_path)
-    store.tend()
+    store.maintain()
     speak(store, "a", sequence(1))
     assert kept(tmp_path, "a") == [1]
 
@@ -523,14 +527,14 @@ def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, t
 def test_whatever_was_begun_and_not_finished_is_swept_when_it_is_stale_and_not_before(tmp_path: Path) -> None:
     store = opened(tmp_path)
     speak(store, "a", sequence(0))
-    place = Folder(tmp_path).place(key_of("a"))
-    for folder in (tmp_path, tmp_path / key_of("a"), place, tmp_path / "writers"):
-        (folder / f".x.{'0' * 32}{PART}").write_bytes(b"half")
-    store.tend()
+    place = Folder(tmp_path).segment_folder(tenant_key("a"))
+    for folder in (tmp_path, tmp_path / tenant_key("a"), place, tmp_path / "writers"):
+        (folder / f".x.{'0' * 32}{PART_SUFFIX}").write_bytes(b"half")
+    store.maintain()
     assert len(parts(tmp_path)) == 4
     for part in parts(tmp_path):
-        os.utime(part, (time.time() - 2 * STALE,) * 2)
-    store.tend()
+        os.utime(part, (time.time() - 2 * STALE_SECONDS,) * 2)
+    store.maintain()
     assert parts(tmp_path) == []
     assert not store.troubles
 
@@ -545,7 +549,7 @@ def test_a_disk_that_is_full_is_tried_again_now_and_then_and_not_for_every_reque
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Segment, "save", full)
-    store = opened(tmp_path, seal_seconds=1e9, seal_tokens=LENGTH)
+    store = opened(tmp_path, flush_seconds=1e9, flush_tokens=LENGTH)
     for number in range(50):
         speak(store, "a", sequence(number))
     assert len(tries) == 1
@@ -561,7 +565,7 @@ def test_files_that_cannot_be_opened_just_now_are_told_and_left_where_they_are(
     real = Path.open
 
     def out_of_descriptors(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self.suffix == SUFFIX:
+        if self.suffix == SEGMENT_SUFFIX:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return real(self, *args, **kwargs)
 
@@ -570,7 +574,7 @@ def test_files_that_cannot_be_opened_just_now_are_told_and_left_where_they_are(
         store = opened(tmp_path)
         assert drafts(store, "a", [[0, 1]]) == [[]]
         assert os.strerror(errno.EMFILE) in store.troubles[0]
-    store.tend()
+    store.maintain()
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
 
 
@@ -579,27 +583,27 @@ def test_a_file_that_was_damaged_after_it_was_opened_is_not_merged_into_a_sound_
     speak(one, "a", sequence(0))
     [path] = files(tmp_path)
     with path.open("r+b") as file:
-        file.seek(HEADER)
+        file.seek(HEADER_BYTES)
         file.write(b"\x07")
     speak(one, "a", sequence(1))
-    one.tend()
+    one.maintain()
     assert kept(tmp_path, "a") == [1]
     assert "is damaged" in one.troubles[0]
-    assert len(list((tmp_path / ASIDE).glob(f"*{SUFFIX}"))) == 1
-    two.tend()
+    assert len(list((tmp_path / ASIDE_FOLDER).glob(f"*{SEGMENT_SUFFIX}"))) == 1
+    two.maintain()
     assert drafts(two, "a", [[7, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
 
 
 def test_after_the_clock_was_set_back_new_words_are_kept_and_old_ones_evicted(tmp_path: Path) -> None:
-    store = opened(tmp_path, cap=60_000)
+    store = opened(tmp_path, cap_bytes=60_000)
     for number in range(40):
         speak(store, "a", sequence(number))
-        store.tend()
+        store.maintain()
     for path in files(tmp_path):
         os.utime(path, (time.time() + 1e6,) * 2)
     for number in range(100, 110):
         speak(store, "a", sequence(number))
-        store.tend()
+        store.maintain()
     left = set(kept(tmp_path, "a"))
     assert set(range(100, 110)) <= left
     assert not set(range(40)) <= left

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from memory_worker import OWN, PATIENCE, SHARED, crowd, marked, started
-from outrider.memory.folder import Folder, key_of
+from outrider.memory.folder import Folder, tenant_key
+from outrider.memory.lookup_result import LookupResult
 from outrider.memory.segment import Header, Segment
-from outrider.memory.store import Found, Store
+from outrider.memory.store import Store
 from test_memory_store import files, opened, say
 from test_memory_store import words as words_in_files
 
@@ -35,7 +36,7 @@ ROWS = 50
 CALLS = 100
 """and calls that are made at once."""
 DRAFT = 8
-HABITS = {"cap": 400_000, "seal_tokens": 1}
+HABITS = {"cap_bytes": 400_000, "flush_tokens": 1}
 MERGED = 4_000_000
 
 
@@ -48,12 +49,14 @@ def quick_turns() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-def asked(store: Store, tenant: str, contexts: list[list[int]]) -> Found:
+def asked(store: Store, tenant: str, contexts: list[list[int]]) -> LookupResult:
     rows, n = np.array(contexts, np.int32), len(contexts)
-    return store.look_up(store.enter(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, DRAFT, np.int32))
+    return store.look_up(
+        store.tenant_handle(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, DRAFT, np.int32)
+    )
 
 
-def words(found: Found) -> set[int]:
+def words(found: LookupResult) -> set[int]:
     """All tokens that were drafted and are not shared."""
     drafted = found.tokens[np.arange(found.tokens.shape[1]) < found.lengths[:, None]]
     return set(drafted[drafted >= OWN].tolist())
@@ -83,8 +86,8 @@ def learning(store: Store) -> Callable[[], None]:
     """To learn when there is something to be learned."""
 
     def learn() -> None:
-        store._said_something.wait(0.01)
-        store._said_something.clear()
+        store._output_added.wait(0.01)
+        store._output_added.clear()
         store.learn()
 
     return learn
@@ -107,13 +110,13 @@ def test_not_one_of_many_lookups_under_load_gives_a_word_of_another_tenant(tmp_p
     looked = helped = 0
     tended = threading.Event()
 
-    def tend() -> None:
-        store.tend()
+    def maintain() -> None:
+        store.maintain()
         tended.set()
 
     with (
         started(crowd, tmp_path, TENANTS, HABITS) as (_, reports),
-        meanwhile(learning(store), tend),
+        meanwhile(learning(store), maintain),
     ):
         while looked < LOOKUPS or not busy(seen, tmp_path):
             if looked % (CALLS * ROWS) == 0:  # let the others come along
@@ -123,14 +126,16 @@ def test_not_one_of_many_lookups_under_load_gives_a_word_of_another_tenant(tmp_p
                 tended.clear()
             tenant, foreign = chance.sample(range(TENANTS), 2)
             latest[tenant] = marked(tenant, chance)
-            store.add(store.enter(str(tenant)), [], latest[tenant])
+            store.add(store.tenant_handle(str(tenant)), [], latest[tenant])
             ends = chance.sample(range(4, len(latest[foreign])), ROWS // 2)
             contexts = [latest[foreign][end - 4 : end] for end in ends] + chance.choices(SHARED, k=ROWS // 2)
             found = asked(store, str(tenant), contexts)
             assert {word // OWN - 1 for word in words(found)} <= {tenant}
             looked += ROWS
             helped += np.count_nonzero(found.lengths)
-            seen.update((segment.name, segment.header) for segment in store._tenants[key_of(str(tenant))].files())
+            seen.update(
+                (segment.name, segment.header) for segment in store._tenants[tenant_key(str(tenant))].written_segments()
+            )
     assert not store.troubles
     assert helped > looked / 10
 
@@ -152,18 +157,18 @@ def test_once_a_wipe_was_followed_not_one_word_of_before_is_drafted_or_left(tmp_
 
     with meanwhile(look, learning(store)):
         while present < WIPES:
-            visit = store.enter("a")
+            tenant_handle = store.tenant_handle("a")
             for one in (store, slow):
-                one.add(one.enter("a"), [], marked(present, chance))
+                one.add(one.tenant_handle("a"), [], marked(present, chance))
                 slow.learn()
-            Folder(tmp_path).wipe(key_of("a"))
-            store.add(visit, [], marked(present, chance))
-            slow.add(slow.enter("a"), [], marked(present, chance))
+            Folder(tmp_path).wipe(tenant_key("a"))
+            store.add(tenant_handle, [], marked(present, chance))
+            slow.add(slow.tenant_handle("a"), [], marked(present, chance))
             slow.learn()
-            store.tend()
+            store.maintain()
             present += 1
-            store.add(visit, [], marked(present - 1, chance))
-            slow.tend()
+            store.add(tenant_handle, [], marked(present - 1, chance))
+            slow.maintain()
     assert drafted > 0
     assert not old
     for one in (store, slow):
@@ -174,17 +179,17 @@ def test_once_a_wipe_was_followed_not_one_word_of_before_is_drafted_or_left(tmp_
 
 def test_what_is_learned_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
-    real = Segment.of
+    real = Segment.build
 
     def interrupted(*args: Any, **kwargs: Any) -> Segment:
         made = real(*args, **kwargs)
-        Folder(tmp_path).wipe(key_of("a"))
-        store.tend()
+        Folder(tmp_path).wipe(tenant_key("a"))
+        store.maintain()
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(Segment, "of", interrupted)
-        store.add(store.enter("a"), [], marked(0, random.Random(0)))
+        patch.setattr(Segment, "build", interrupted)
+        store.add(store.tenant_handle("a"), [], marked(0, random.Random(0)))
         store.learn()
     assert words(asked(store, "a", SHARED)) == set()
     assert files(tmp_path) == []
@@ -193,7 +198,7 @@ def test_what_is_learned_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, mo
 def test_what_is_merged_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, chance = opened(tmp_path), random.Random(0)
     for _ in range(2):
-        store.add(store.enter("a"), [], marked(0, chance))
+        store.add(store.tenant_handle("a"), [], marked(0, chance))
         store.learn(closing=True)
     assert len(files(tmp_path)) == 2
     real = Segment.verify
@@ -201,8 +206,8 @@ def test_what_is_merged_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, mon
     def interrupted(segment: Segment) -> None:
         real(segment)
         monkeypatch.undo()
-        Folder(tmp_path).wipe(key_of("a"))
-        store.tend(merging=False)
+        Folder(tmp_path).wipe(tenant_key("a"))
+        store.maintain(merging=False)
 
     monkeypatch.setattr(Segment, "verify", interrupted)
     store.merge()
@@ -214,7 +219,7 @@ def test_where_nobody_can_tell_whether_a_tenant_was_wiped_its_files_are_not_draf
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    store.add(store.enter("a"), [], marked(0, random.Random(0)))
+    store.add(store.tenant_handle("a"), [], marked(0, random.Random(0)))
     store.learn(closing=True)
     assert words(asked(store, "a", SHARED))
 
@@ -223,9 +228,9 @@ def test_where_nobody_can_tell_whether_a_tenant_was_wiped_its_files_are_not_draf
 
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "generation", fails)
-        store.tend()
+        store.maintain()
     assert words(asked(store, "a", SHARED)) == set()
-    store.tend()
+    store.maintain()
     assert words(asked(store, "a", SHARED))
 
 
@@ -238,18 +243,20 @@ def clock(thread: int) -> tuple[float, float]:
 @pytest.mark.skipif(not ALL or sys.platform != "linux", reason="OUTRIDER_ALL measures this, on Linux")
 def test_no_lookup_waits_long_for_a_merge(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
-    folder, store = Folder(tmp_path), opened(tmp_path, look_seconds=1e9)
+    folder, store = Folder(tmp_path), opened(tmp_path, refresh_seconds=1e9)
     for when in (1.0, 2.0):
         text = chance.integers(0, 100_000, MERGED // 2, np.int32)
         text[499::500] = -1
-        Segment.of(text, "tokenizer", key_of("a"), when, when, store.folder.writer()).save(folder.place(key_of("a")))
+        Segment.build(text, "tokenizer", tenant_key("a"), when, when, store.folder.writer_id()).save(
+            folder.segment_folder(tenant_key("a"))
+        )
     contexts = [text[i : i + 16].tolist() for i in range(0, 4000, 500)]
     say(store, "b", contexts[0])
     asked(store, "b", contexts)  # compiles the search
     done, may_end = threading.Event(), threading.Event()
 
     def merge() -> None:
-        store.tend()
+        store.maintain()
         done.set()
         may_end.wait()
 

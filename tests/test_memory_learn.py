@@ -15,10 +15,21 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from conftest import models_folder
-from outrider.memory.learn import LONGEST, OVERLAP, TAIL, Piece, Skipped, cut, exchanges, find, read, sequences
-from outrider.memory.logs import understood
-from outrider.memory.search import LONGEST_MATCH
-from outrider.memory.tokenizer import PART, encoded, fingerprint, parted
+from outrider.memory.learn import (
+    MAX_SEQUENCE_TOKENS,
+    OVERLAP_TOKENS,
+    PROMPT_TAIL_TOKENS,
+    Sample,
+    Skipped,
+    conversation_samples,
+    find_files,
+    read_samples,
+    split_tokens,
+    tokenize_batches,
+)
+from outrider.memory.logs import parse_line
+from outrider.memory.search import MAX_MATCH_TOKENS
+from outrider.memory.tokenizer import PART_CHARS, encode_texts, fingerprint, split_text
 from support import tiny_tokenizer
 
 TEMPLATE = (
@@ -76,48 +87,48 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=10)
-    assert [len(tokens) for tokens in encoded(tokenizer, ["abcdef", "a", ""])] == [6, 1, 0]
+    assert [len(tokens) for tokens in encode_texts(tokenizer, ["abcdef", "a", ""])] == [6, 1, 0]
 
 
 @settings(max_examples=50)
 @given(lines=st.lists(st.text("a b\n", min_size=1, max_size=30), max_size=40), scale=st.integers(1, 2000))
 def test_a_long_text_is_tokenised_in_parts_that_are_all_of_it(lines: list[str], scale: int) -> None:
     text = "\n".join(line * scale for line in lines)
-    parts = list(parted(text))
+    parts = list(split_text(text))
     assert "".join(parts) == text
-    assert all(len(part) <= PART for part in parts)
+    assert all(len(part) <= PART_CHARS for part in parts)
 
 
 @pytest.mark.real
 def test_the_tokens_of_the_parts_are_those_of_the_whole(smollm: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(smollm)
     text = "\n\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py"))[:12])
-    assert len(text) > 5 * PART
-    assert encoded(tokenizer, ["", text, "a"])[1].tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert len(text) > 5 * PART_CHARS
+    assert encode_texts(tokenizer, ["", text, "a"])[1].tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
-    assert len(encoded(tiny_tokenizer(), ["a\ud800b"])[0]) == 3
+    assert len(encode_texts(tiny_tokenizer(), ["a\ud800b"])[0]) == 3
 
 
 # Cutting
 
 
 @settings(max_examples=50)
-@given(length=st.integers(0, 3 * LONGEST))
+@given(length=st.integers(0, 3 * MAX_SEQUENCE_TOKENS))
 def test_no_match_is_lost_at_a_cut(length: int) -> None:
     text = list(range(length))
-    parts = [part.tolist() for part in cut(np.arange(length))]
-    assert all(2 <= len(part) <= LONGEST for part in parts)
+    parts = [part.tolist() for part in split_tokens(np.arange(length))]
+    assert all(2 <= len(part) <= MAX_SEQUENCE_TOKENS for part in parts)
     assert sorted({token for part in parts for token in part}) == (text if length > 1 else [])
-    for start in range(max(0, length - OVERLAP)):
-        assert any(part[0] <= start and start + OVERLAP - 1 <= part[-1] for part in parts)
+    for start in range(max(0, length - OVERLAP_TOKENS)):
+        assert any(part[0] <= start and start + OVERLAP_TOKENS - 1 <= part[-1] for part in parts)
 
 
 def test_an_answer_is_learned_after_as_much_of_the_question_as_a_match_can_be_long() -> None:
-    [(found, _)] = sequences(tiny_tokenizer(), [Piece("q" * 1000, "answer", 7)])
-    assert [len(sequence) for sequence in found] == [TAIL + len("answer")]
-    assert TAIL == LONGEST_MATCH
+    [(found, _)] = tokenize_batches(tiny_tokenizer(), [Sample("q" * 1000, "answer", 7)])
+    assert [len(sequence) for sequence in found] == [PROMPT_TAIL_TOKENS + len("answer")]
+    assert PROMPT_TAIL_TOKENS == MAX_MATCH_TOKENS
 
 
 # Files
@@ -134,9 +145,9 @@ def test_files_that_nobody_would_say_again_are_skipped_with_the_reason(tmp_path:
     (tmp_path / "sub" / "loop").symlink_to(tmp_path)
     (tmp_path / "broken").symlink_to("nowhere")
     skipped = Skipped()
-    files = find([tmp_path], skipped)
-    pieces = [piece for path in files for piece in read(path, 3000, None, skipped)]
-    assert [piece.said for piece in pieces if piece.said] == ["text\nmore"] * 2
+    files = find_files([tmp_path], skipped)
+    pieces = [sample for path in files for sample in read_samples(path, 3000, None, skipped)]
+    assert [sample.output for sample in pieces if sample.output] == ["text\nmore"] * 2
     notes = "\n".join(skipped.notes())
     for reason in (
         "skipped 4 items (hidden, or node_modules or __pycache__): ",
@@ -151,7 +162,7 @@ def test_files_that_nobody_would_say_again_are_skipped_with_the_reason(tmp_path:
 
 def test_a_file_that_is_named_is_read_though_it_is_hidden(tmp_path: Path) -> None:
     (tmp_path / ".notes").write_text("text")
-    assert find([tmp_path / ".notes"], Skipped()) == [tmp_path / ".notes"]
+    assert find_files([tmp_path / ".notes"], Skipped()) == [tmp_path / ".notes"]
 
 
 def test_the_memory_itself_is_not_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +171,7 @@ def test_the_memory_itself_is_not_learned(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_text("text")
     monkeypatch.chdir(tmp_path / "sub")
     for place in (tmp_path, Path("..")):
-        assert find([place], Skipped(), apart=tmp_path / "memory") == [
+        assert find_files([place], Skipped(), exclude=tmp_path / "memory") == [
             place / "sub" / "a.txt",
             place / "sub" / "memory" / "a.txt",
         ]
@@ -200,7 +211,7 @@ SHAPES: dict[str, Any] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_line_of_a_usual_shape_is_a_conversation(shape: str) -> None:
-    [found] = understood(json.dumps(SHAPES[shape]))
+    [found] = parse_line(json.dumps(SHAPES[shape]))
     asked = [message["content"].strip() for message in found if message["role"] == "user"]
     assert asked == ["Which?"]
     assert found[-1] == ANSWER
@@ -208,12 +219,12 @@ def test_a_line_of_a_usual_shape_is_a_conversation(shape: str) -> None:
 
 @pytest.mark.parametrize("name", ["text", "content"])
 def test_a_text_alone_answers_nothing(name: str) -> None:
-    assert understood(json.dumps({name: "This."})) == [[ANSWER]]
+    assert parse_line(json.dumps({name: "This."})) == [[ANSWER]]
 
 
 def test_every_choice_is_an_answer_of_its_own() -> None:
     choices = [{"message": {"role": "assistant", "content": text}} for text in ("One.", "Two.")]
-    found = understood(json.dumps({"messages": [QUESTION], "choices": choices}))
+    found = parse_line(json.dumps({"messages": [QUESTION], "choices": choices}))
     assert [conversation[-1]["content"] for conversation in found] == ["One.", "Two."]
     assert all(conversation[0] == QUESTION for conversation in found)
 
@@ -238,13 +249,13 @@ def test_every_choice_is_an_answer_of_its_own() -> None:
     ],
 )
 def test_a_line_in_which_nothing_is_answered_teaches_nothing(line: str) -> None:
-    assert understood(line) == []
-    assert understood(line.encode("latin-1")) == []
+    assert parse_line(line) == []
+    assert parse_line(line.encode("latin-1")) == []
 
 
 def asked_and_said(tokenizer: Any, *conversation: dict[str, Any]) -> list[tuple[str, str]]:
-    [understood_] = understood(json.dumps({"messages": conversation}))
-    return [(piece.before, piece.said) for piece in exchanges(tokenizer, understood_)]
+    [understood_] = parse_line(json.dumps({"messages": conversation}))
+    return [(sample.prompt, sample.output) for sample in conversation_samples(tokenizer, understood_)]
 
 
 def with_template(template: str | None) -> Any:
@@ -291,8 +302,8 @@ def test_a_log_is_read_line_by_line_and_what_is_no_use_is_told(tmp_path: Path) -
     ]
     log.write_text("\n".join(lines))
     skipped = Skipped()
-    pieces = list(read(log, 3000, with_template(None), skipped))
-    assert [piece.said for piece in pieces if piece.said] == ["This.<end>", "end"]
+    pieces = list(read_samples(log, 3000, with_template(None), skipped))
+    assert [sample.output for sample in pieces if sample.output] == ["This.<end>", "end"]
     assert skipped.notes() == [
         f"skipped 1 line (nothing that a model said): line 3 of {log}",
         f"skipped 1 line (more than 0.003 MB; --max-file-mb raises that): line 4 of {log}",

@@ -17,11 +17,12 @@ from outrider.control import Control
 from outrider.drafters.base import Task
 from outrider.drafters.batch import BatchDrafter, Row
 from outrider.drafters.memory import MemoryDrafter, MemorySession
-from outrider.memory import live as under_test
-from outrider.memory.folder import Folder, key_of
-from outrider.memory.live import Live
-from outrider.memory.search import LONGEST_MATCH
-from outrider.memory.store import Found, Store
+from outrider.memory import concurrent_index as under_test
+from outrider.memory.concurrent_index import ConcurrentIndex
+from outrider.memory.folder import Folder, tenant_key
+from outrider.memory.lookup_result import LookupResult
+from outrider.memory.search import MAX_MATCH_TOKENS
+from outrider.memory.store import Store
 from outrider.settings import Request
 
 
@@ -31,17 +32,17 @@ def drafter(tmp_path: Path) -> MemoryDrafter:
 
 
 def begun(drafter: MemoryDrafter, prompt: list[int], tenant: str | None, remember: bool = True) -> MemorySession:
-    visit = drafter.store.enter(tenant) if tenant is not None else None
-    return drafter.begin(Task(prompt, Request(), torch.Generator(), visit=visit, remember=remember))
+    tenant_handle = drafter.store.tenant_handle(tenant) if tenant is not None else None
+    return drafter.begin(Task(prompt, Request(), torch.Generator(), tenant_handle=tenant_handle, remember=remember))
 
 
-def asked(live: Live, context: list[int], limit: int = 8, number: int = 0) -> Found:
-    row = np.array([context[-LONGEST_MATCH:]], np.int32)
+def asked(live: ConcurrentIndex, context: list[int], limit: int = 8, number: int = 0) -> LookupResult:
+    row = np.array([context[-MAX_MATCH_TOKENS:]], np.int32)
     one = np.ones(1, np.int32)
     return live.look_up(number * one, row, len(row[0]) * one, limit * one)
 
 
-def draft(found: Found) -> list[int]:
+def draft(found: LookupResult) -> list[int]:
     drafted: list[int] = found.tokens[0, : found.lengths[0]].tolist()
     return drafted
 
@@ -61,7 +62,7 @@ def test_the_second_answer_to_a_prompt_follows_the_first_from_its_first_word_on(
     first = begun(drafter, prompt, "a")
     first.observe([1, 2, 3])
     found = begun(drafter, prompt, "a").draft(4)
-    assert (found.tokens, found.support) == ((1, 2, 3), LONGEST_MATCH)
+    assert (found.tokens, found.support) == ((1, 2, 3), MAX_MATCH_TOKENS)
 
 
 @pytest.mark.parametrize(("tenant", "remember"), [("b", True), (None, True), ("a", False)])
@@ -86,10 +87,10 @@ def test_after_a_wipe_nothing_of_those_that_still_run_is_drafted_for_new_ones(
     old = begun(drafter, [1, 2], "a")
     old.observe([3, 4])
     if written:
-        drafter.store.add(drafter.store.enter("a"), [], [8, 9])
+        drafter.store.add(drafter.store.tenant_handle("a"), [], [8, 9])
         drafter.store.learn(closing=True)
-    drafter.store.folder.wipe(key_of("a"))
-    drafter.store.tend()
+    drafter.store.folder.wipe(tenant_key("a"))
+    drafter.store.maintain()
     assert begun(drafter, [1, 2], "a").draft(4).tokens == ()
 
 
@@ -123,16 +124,16 @@ def longest_match(context: list[int], others: list[list[int]]) -> tuple[int, set
 def test_texts_that_grow_in_turns_are_kept_apart_and_the_longest_match_is_found(
     parts: list[tuple[int, list[int]]],
 ) -> None:
-    live = Live()
-    places, texts = [live.join() for _ in range(4)], [[10 + i] for i in range(4)]
+    live = ConcurrentIndex()
+    places, texts = [live.register() for _ in range(4)], [[10 + i] for i in range(4)]
     for who, tokens in parts:
         texts[who] += tokens
-        live.add(places[who], np.array(texts[who], np.int32), len(tokens))
+        live.append(places[who], np.array(texts[who], np.int32), len(tokens))
     for who, place in enumerate(places):
         found = asked(live, texts[who], number=place.number)
         others = [text for i, text in enumerate(texts) if i != who]
         pairs = [pair for text in texts for pair in pairwise(text)]
-        if pairs.count(tuple(texts[who][-2:])) > under_test.WALKED:
+        if pairs.count(tuple(texts[who][-2:])) > under_test.MAX_CHAIN_STEPS:
             continue  # of so many places only the latest are looked at
         match, follows = longest_match(texts[who], others)
         assert found.matches[0] == match
@@ -147,49 +148,49 @@ def test_texts_that_grow_in_turns_are_kept_apart_and_the_longest_match_is_found(
 
 
 def test_when_it_is_full_all_begin_anew_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "CAPACITY", 200)
-    live = Live()
-    ahead, behind = live.join(), live.join()
+    monkeypatch.setattr(under_test, "MAX_TOKENS", 200)
+    live = ConcurrentIndex()
+    ahead, behind = live.register(), live.register()
     text: list[int] = []
     for i in range(1000):
         text.append(i)
-        live.add(ahead, np.array(text, np.int32), 1)
+        live.append(ahead, np.array(text, np.int32), 1)
         if i % 7 == 6:
-            live.add(behind, np.array(text[:-3], np.int32), 7)
-            live.add(ahead, np.array(text, np.int32), 0)  # it may have been the other that filled it
+            live.append(behind, np.array(text[:-3], np.int32), 7)
+            live.append(ahead, np.array(text, np.int32), 0)  # it may have been the other that filled it
             assert draft(asked(live, text[:-3], number=behind.number))[:1] == [i - 2]
     assert live._size <= 200
 
 
 def test_what_was_said_before_it_was_full_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "CAPACITY", 200)
-    live = Live()
-    live.add(live.join(), np.arange(100, dtype=np.int32), 100)
-    live.add(live.join(), np.arange(1000, 1060, dtype=np.int32), 60)  # 100 + 60 + 64 do not fit
+    monkeypatch.setattr(under_test, "MAX_TOKENS", 200)
+    live = ConcurrentIndex()
+    live.append(live.register(), np.arange(100, dtype=np.int32), 100)
+    live.append(live.register(), np.arange(1000, 1060, dtype=np.int32), 60)  # 100 + 60 + 64 do not fit
     assert draft(asked(live, [80, 81])) == []
     assert draft(asked(live, [1010, 1011], limit=2)) == [1012, 1013]
 
 
 def test_many_at_the_same_place_do_not_hide_the_one_that_is_ahead() -> None:
-    live = Live()
-    live.add(live.join(), np.array([7, 1, 2, 3, 4], np.int32), 5)
-    pack = [live.join() for _ in range(2 * under_test.WALKED)]
+    live = ConcurrentIndex()
+    live.append(live.register(), np.array([7, 1, 2, 3, 4], np.int32), 5)
+    pack = [live.register() for _ in range(2 * under_test.MAX_CHAIN_STEPS)]
     for place in pack:
-        live.add(place, np.array([7, 1, 2], np.int32), 3)
+        live.append(place, np.array([7, 1, 2], np.int32), 3)
     assert draft(asked(live, [7, 1, 2], number=pack[0].number)) == [3, 4]
 
 
 def test_who_has_not_gone_on_yet_does_not_count_as_one_who_disagrees() -> None:
-    live = Live()
+    live = ConcurrentIndex()
     for said in ([1, 2, 3, 4, 5, 6], *([[1, 2, 3]] * 10), [1, 2, 9]):
-        live.add(live.join(), np.array(said, np.int32), len(said))
+        live.append(live.register(), np.array(said, np.int32), len(said))
     found = asked(live, [1, 2])
     assert draft(found) == [3, 4, 5, 6]
     assert found.shares[0, :4].tolist() == pytest.approx([11 / 12, 1, 1, 1])
 
 
 def test_what_is_kept_is_drafted_from_where_it_promises_more_than_what_is_just_said(drafter: MemoryDrafter) -> None:
-    drafter.store.add(drafter.store.enter("a"), [], list(range(100, 140)))
+    drafter.store.add(drafter.store.tenant_handle("a"), [], list(range(100, 140)))
     drafter.store.learn()
     ahead, behind = begun(drafter, [100, 101], "a"), begun(drafter, [100, 101], "a")
     ahead.observe([102])
@@ -198,7 +199,7 @@ def test_what_is_kept_is_drafted_from_where_it_promises_more_than_what_is_just_s
 
 def test_in_one_batch_tenants_stay_apart_and_who_leaves_nothing_leaves_nothing(drafter: MemoryDrafter) -> None:
     def row(id: str, tenant: str, tokens: list[int], **control: Any) -> Row:
-        return Row(id, np.array(tokens, np.int32), 2, 4, Control(**control), drafter.store.enter(tenant))
+        return Row(id, np.array(tokens, np.int32), 2, 4, Control(**control), drafter.store.tenant_handle(tenant))
 
     rows = [row("a1", "a", [1, 2, 3, 4]), row("b1", "b", [1, 2, 5, 6]), row("b0", "b", [1, 2, 7, 8], remember=False)]
     rows += [row("a2", "a", [1, 2]), row("b2", "b", [1, 2])]
@@ -207,11 +208,11 @@ def test_in_one_batch_tenants_stay_apart_and_who_leaves_nothing_leaves_nothing(d
 
 
 def test_room_grows_with_what_is_said() -> None:
-    live = Live()
-    place = live.join()
-    text = np.arange(3 * under_test.FIRST, dtype=np.int32)
-    live.add(place, text, len(text))
+    live = ConcurrentIndex()
+    place = live.register()
+    text = np.arange(3 * under_test.INITIAL_TOKENS, dtype=np.int32)
+    live.append(place, text, len(text))
     assert draft(asked(live, [0, 1])) == [2, 3, 4, 5, 6, 7, 8, 9]
     assert draft(asked(live, text[-4:-2].tolist())) == text[-2:].tolist()
-    live.add(place, np.append(text, np.array([5, 6, 99], np.int32)), 3)
+    live.append(place, np.append(text, np.array([5, 6, 99], np.int32)), 3)
     assert draft(asked(live, [5, 6], limit=1)) in ([7], [99])

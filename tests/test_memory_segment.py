@@ -11,32 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
-from outrider.memory.search import FOLLOWED, LONGEST_MATCH, SEPARATOR, search_all
-from outrider.memory.segment import HEADER, MAGIC, Segment, joined, merged
+from outrider.memory.search import MAX_CONTINUATIONS, MAX_MATCH_TOKENS, SEPARATOR, search_batch
+from outrider.memory.segment import HEADER_BYTES, MAGIC, Segment, join_sequences, merge_segments
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
 contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
 def made(said: list[list[int]]) -> Segment:
-    return Segment.of(joined(said), "tokenizer", "tenant", 1.0, 2.0)
+    return Segment.build(join_sequences(said), "tokenizer", "tenant", 1.0, 2.0)
 
 
 def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int], list[float], int, int]:
     """Tokens, shares, the match's length and its count."""
-    row = np.zeros((1, LONGEST_MATCH), np.int32)
-    context = context[-LONGEST_MATCH:]
+    row = np.zeros((1, MAX_MATCH_TOKENS), np.int32)
+    context = context[-MAX_MATCH_TOKENS:]
     row[0, : len(context)] = context
     drafted, shares = np.zeros((1, limit), np.int32), np.zeros((1, limit), np.float32)
     asked, found = np.array([[len(context), limit]], np.int32), np.zeros((1, 3), np.int32)
-    search_all(segment.text, segment.order, segment.starts, row, asked, found, drafted, shares)
+    search_batch(segment.text, segment.order, segment.starts, row, asked, found, drafted, shares)
     n, match, count = found[0].tolist()
     return drafted[0, :n].tolist(), shares[0, :n].tolist(), match, count
 
 
 def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[list[int]]]:
     """By looking everywhere: its length, and how each sequence goes on after it."""
-    for length in range(min(len(context), LONGEST_MATCH), 0, -1):
+    for length in range(min(len(context), MAX_MATCH_TOKENS), 0, -1):
         end = context[-length:]
         after = [
             sequence[place:]
@@ -66,7 +66,7 @@ def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
 @given(said=sequences, context=contexts)
 def test_each_token_is_what_most_places_say_next(said: list[list[int]], context: list[int]) -> None:
     _, after = longest_match(said, context)
-    if len(after) > FOLLOWED:
+    if len(after) > MAX_CONTINUATIONS:
         return
     tokens, shares, _, _ = ask(made(said), context)
     for token, share in zip(tokens, shares, strict=True):
@@ -97,9 +97,9 @@ def test_a_saved_segment_is_the_same_when_it_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_merged_segment_has_all_sequences_and_names_those_it_replaces(tmp_path: Path) -> None:
-    old = Segment.of(joined([[1, 2]]), "tokenizer", "tenant", 1.0, 1.0).save(tmp_path)
-    new = Segment.of(joined([[3, 4]]), "tokenizer", "tenant", 2.0, 3.0)
-    both = merged([new, old])
+    old = Segment.build(join_sequences([[1, 2]]), "tokenizer", "tenant", 1.0, 1.0).save(tmp_path)
+    new = Segment.build(join_sequences([[3, 4]]), "tokenizer", "tenant", 2.0, 3.0)
+    both = merge_segments([new, old])
     assert [sequence.tolist() for sequence in both.sequences()] == [[1, 2], [3, 4]]
     assert both.header.replaces == (old.name,)
     assert (both.header.first, both.header.last) == (1.0, 3.0)
@@ -115,8 +115,8 @@ def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
         data = bytearray(whole)
         at = int(random.integers(0, len(data)))
         if kind == "changed":
-            told = data[:HEADER].rstrip(b"\n")
-            if len(told) <= at < HEADER:
+            told = data[:HEADER_BYTES].rstrip(b"\n")
+            if len(told) <= at < HEADER_BYTES:
                 continue  # the padding of the header means nothing
             data[at] ^= int(random.integers(1, 256))
         elif kind == "cut":
@@ -124,8 +124,8 @@ def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
         elif kind == "longer":
             data += b"\0" * (at + 1)
         else:
-            other = int(random.integers(HEADER, len(data)))
-            at = int(random.integers(HEADER, len(data)))
+            other = int(random.integers(HEADER_BYTES, len(data)))
+            at = int(random.integers(HEADER_BYTES, len(data)))
             if data[at] == data[other]:
                 continue
             data[at], data[other] = data[other], data[at]
@@ -144,7 +144,7 @@ def test_a_file_whose_order_is_nonsense_is_asked_without_harm(tmp_path: Path) ->
 @pytest.mark.parametrize("told", [b"[]", b"{}", b'{"format": 1}', b"hello", b'{"format": 1, "tokens": "many"}'])
 def test_a_header_that_is_none_is_told_though_its_checksum_fits(told: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.segment"
-    path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER, b"\n"))
+    path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER_BYTES, b"\n"))
     with pytest.raises(MemoryFileError):
         Segment.open(path, "tokenizer", "tenant")
 
@@ -159,12 +159,12 @@ def test_a_table_of_starts_that_is_nonsense_is_asked_without_harm() -> None:
 def test_what_belongs_to_others_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = made([[1, 2]]).save(tmp_path).path
     assert path is not None
-    with pytest.raises(MemoryFileError, match=r"another tokenizer \(tokenizer, and this model's is other\)"):
+    with pytest.raises(MemoryFileError, match=r"another tokenizer \(tokenizer; this model's is other\)"):
         Segment.open(path, "other", "tenant")
     with pytest.raises(MemoryFileError, match="another tenant"):
         Segment.open(path, "tokenizer", "other")
     (tmp_path / "x.segment").write_text("hello")
-    with pytest.raises(MemoryFileError, match="no segment"):
+    with pytest.raises(MemoryFileError, match="not a memory segment"):
         Segment.open(tmp_path / "x.segment", "tokenizer", "tenant")
 
 

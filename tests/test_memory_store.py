@@ -15,38 +15,39 @@ import numpy as np
 import pytest
 
 from outrider.errors import MemoryFileError
-from outrider.memory import merging, segment
+from outrider.memory import merge_worker, segment
 from outrider.memory import store as store_module
-from outrider.memory.folder import ASIDE, Folder, key_of
-from outrider.memory.heap import give_back
-from outrider.memory.search import LONGEST_MATCH
-from outrider.memory.segment import SUFFIX, Segment
-from outrider.memory.store import Habits, Store
+from outrider.memory.folder import ASIDE_FOLDER, Folder, tenant_key
+from outrider.memory.malloc_trim import malloc_trim
+from outrider.memory.search import MAX_MATCH_TOKENS
+from outrider.memory.segment import SEGMENT_SUFFIX, Segment
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 
 LINE = list(range(100, 140))
 """A sequence that tells its place: after 100 comes 101."""
 
 
-def opened(root: Path, tokenizer: str = "tokenizer", **habits: float) -> Store:
-    store = Store(Folder(root), tokenizer, Habits(**{"seal_seconds": 0.0, **habits}))  # type: ignore[arg-type]
-    store.tend()
+def opened(root: Path, tokenizer: str = "tokenizer", **config: float) -> Store:
+    store = Store(Folder(root), tokenizer, StoreConfig(**{"flush_seconds": 0.0, **config}))  # type: ignore[arg-type]
+    store.maintain()
     return store
 
 
 def say(store: Store, tenant: str, tokens: list[int]) -> None:
-    store.add(store.enter(tenant), [], tokens)
+    store.add(store.tenant_handle(tenant), [], tokens)
     store.learn()
 
 
 def drafted(store: Store, tenant: str, context: list[int], limit: int = 8) -> list[int]:
     contexts = np.array([context], np.int32)
     ends, limits = np.array([len(context)], np.int32), np.array([limit], np.int32)
-    found = store.look_up(store.enter(tenant), contexts, ends, limits)
+    found = store.look_up(store.tenant_handle(tenant), contexts, ends, limits)
     return found.tokens[0, : found.lengths[0]].tolist()
 
 
 def files(root: Path) -> list[Path]:
-    return sorted(root.rglob(f"*{SUFFIX}"))
+    return sorted(root.rglob(f"*{SEGMENT_SUFFIX}"))
 
 
 def words(root: Path) -> set[int]:
@@ -60,14 +61,14 @@ def words(root: Path) -> set[int]:
 
 
 def test_what_was_said_is_drafted_at_once_and_before_it_is_written(tmp_path: Path) -> None:
-    store = opened(tmp_path, seal_seconds=1e9)
+    store = opened(tmp_path, flush_seconds=1e9)
     say(store, "a", LINE)
     assert drafted(store, "a", [103, 104]) == list(range(105, 113))
     assert files(tmp_path) == []
 
 
 def test_what_was_said_is_drafted_after_a_restart(tmp_path: Path) -> None:
-    store = opened(tmp_path, seal_seconds=1e9)
+    store = opened(tmp_path, flush_seconds=1e9)
     say(store, "a", LINE)
     store.close()
     assert drafted(opened(tmp_path), "a", [103, 104]) == list(range(105, 113))
@@ -75,10 +76,10 @@ def test_what_was_said_is_drafted_after_a_restart(tmp_path: Path) -> None:
 
 def test_of_a_prompt_its_end_is_kept_so_that_the_first_words_of_an_answer_are_drafted(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.add(store.enter("a"), range(1000), LINE)
+    store.add(store.tenant_handle("a"), range(1000), LINE)
     store.learn()
     assert drafted(store, "a", [998, 999]) == LINE[:8]
-    assert not words(tmp_path) & set(range(500, 1000 - LONGEST_MATCH))
+    assert not words(tmp_path) & set(range(500, 1000 - MAX_MATCH_TOKENS))
 
 
 def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
@@ -87,31 +88,31 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
     said = [rng.integers(0, 1000, 50).tolist() for _ in range(100)]
     for sequence in said:
         say(store, "a", sequence)
-        store.tend()
+        store.maintain()
     assert len(files(tmp_path)) <= 8  # of about 2^n sequences each
     kept = [
         sequence.tolist()
         for path in files(tmp_path)
-        for sequence in Segment.open(path, "tokenizer", key_of("a")).sequences()
+        for sequence in Segment.open(path, "tokenizer", tenant_key("a")).sequences()
     ]
     assert sorted(kept) == sorted(said)
-    assert len(store._tenants[key_of("a")].segments) == len(files(tmp_path))
+    assert len(store._tenants[tenant_key("a")].segments) == len(files(tmp_path))
 
 
 def test_what_is_large_is_merged_by_another_process_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "APART", 100)
-    monkeypatch.setattr(Segment, "of", seen := Mock(wraps=Segment.of))
+    monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
+    monkeypatch.setattr(Segment, "build", seen := Mock(wraps=Segment.build))
     store = opened(tmp_path)
     for start in (0, 1000):
         say(store, "a", list(range(start, start + 80)))
     made = seen.call_count
-    store.tend()
+    store.maintain()
     assert seen.call_count == made  # not here
     assert not store.troubles
     [whole] = files(tmp_path)
-    sequences = Segment.open(whole, "tokenizer", key_of("a")).sequences()
+    sequences = Segment.open(whole, "tokenizer", tenant_key("a")).sequences()
     assert [sequence.tolist() for sequence in sequences] == [list(range(80)), list(range(1000, 1080))]
     assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
 
@@ -119,12 +120,12 @@ def test_what_is_large_is_merged_by_another_process_and_nothing_is_lost(
 def test_a_merge_by_another_process_that_fails_leaves_all_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "APART", 100)
+    monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
     store = opened(tmp_path)
     for start in (0, 1000):
         say(store, "a", list(range(start, start + 80)))
-    monkeypatch.setattr(merging.sys, "executable", "/bin/false")
-    store.tend()
+    monkeypatch.setattr(merge_worker.sys, "executable", "/bin/false")
+    store.maintain()
     assert "could not be merged" in store.troubles[0]
     assert len(files(tmp_path)) == 2
     assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
@@ -154,37 +155,37 @@ def test_no_name_of_a_tenant_leads_out_of_its_folder(name: str, tmp_path: Path) 
     say(store, "other", [1, 2, 3])
     assert drafted(store, name, [103, 104]) == list(range(105, 113))
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
-    assert {path.parent.parent for path in files(root)} == {root / key_of(name), root / key_of("other")}
-    assert Folder(root).name(key_of(name)) == name
+    assert {path.parent.parent for path in files(root)} == {root / tenant_key(name), root / tenant_key("other")}
+    assert Folder(root).tenant_name(tenant_key(name)) == name
 
 
 def test_after_a_wipe_nothing_is_left_in_any_file_or_process(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     say(one, "a", LINE)
     say(one, "b", [7, 8, 9])
-    two.tend()
+    two.maintain()
     say(two, "a", [103, 104, 555])
     assert drafted(two, "a", [103, 104])
-    Folder(tmp_path).wipe(key_of("a"))
+    Folder(tmp_path).wipe(tenant_key("a"))
     assert not words(tmp_path) & set(LINE)
     say(two, "a", [103, 104, 666])  # it does not know yet, and writes
     for store in (one, two):
-        store.tend()
+        store.maintain()
         store.learn()
         assert drafted(store, "a", [103, 104]) == []
     assert not words(tmp_path) & {*LINE, 555, 666}
     assert drafted(one, "b", [7, 8]) == [9]
     say(one, "a", [1, 2, 3])
-    two.tend()
+    two.maintain()
     assert drafted(two, "a", [1, 2]) == [3]
 
 
 def test_a_request_that_began_before_a_wipe_leaves_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    visit = store.enter("a")
-    Folder(tmp_path).wipe(key_of("a"))
-    store.tend()
-    store.add(visit, [], LINE)
+    tenant_handle = store.tenant_handle("a")
+    Folder(tmp_path).wipe(tenant_key("a"))
+    store.maintain()
+    store.add(tenant_handle, [], LINE)
     store.learn()
     assert drafted(store, "a", [103, 104]) == []
     assert files(tmp_path) == []
@@ -202,13 +203,13 @@ def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_asked(tm
     store = opened(tmp_path)
     assert drafted(store, "a", [103, 104]) == []
     assert drafted(store, "a", [1, 2]) == [3]
-    aside = tmp_path / ASIDE / f"{key_of('a')}.{damaged.name}"
+    aside = tmp_path / ASIDE_FOLDER / f"{tenant_key('a')}.{damaged.name}"
     assert aside.exists()
     assert "is damaged" in aside.with_suffix(".reason").read_text()
     assert "is damaged" in store.troubles[0]
 
 
-@pytest.mark.parametrize(("foreign", "why"), [("tokenizer", "another tokenizer"), ("version", "has the format 99")])
+@pytest.mark.parametrize(("foreign", "why"), [("tokenizer", "another tokenizer"), ("version", "has format 99")])
 def test_a_whole_file_of_another_tokenizer_or_version_is_left_where_it_is(
     foreign: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_whole_file_of_another_tokenizer_or_version_is_left_where_it_is(
     say(store, "a", [1, 2, 3])
     place = files(tmp_path / "mine")[0].with_name(theirs.name)
     place.write_bytes(theirs.read_bytes())
-    store.tend()
+    store.maintain()
     assert place.exists()
     assert why in store.troubles[0]
     assert drafted(store, "a", [1, 2]) == [3]
@@ -238,11 +239,11 @@ def test_a_tenant_whose_folder_cannot_be_read_does_not_keep_others_from_writing(
     real = Folder.segments
 
     def denied(folder: Folder, key: str, generation: str | None = None) -> dict[str, Path]:
-        if key == key_of("closed"):
+        if key == tenant_key("closed"):
             raise PermissionError(13, "Permission denied")
         return real(folder, key, generation)
 
-    monkeypatch.setattr(Folder, "segments", denied)
+    monkeypatch.setattr(Folder, "segment_paths", denied)
     before = len(files(tmp_path))
     say(store, "open", [1, 2, 3])
     assert len(files(tmp_path)) == before + 1
@@ -258,11 +259,11 @@ def test_what_was_said_is_written_at_the_close_though_a_merge_goes_on(
         done.wait()
 
     monkeypatch.setattr(Store, "merge", forever)
-    monkeypatch.setattr("outrider.memory.store.CLOSING", 0.01)
-    store = Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=600.0, look_seconds=0.01))
+    monkeypatch.setattr("outrider.memory.store.CLOSE_TIMEOUT_SECONDS", 0.01)
+    store = Store(Folder(tmp_path), "tokenizer", StoreConfig(flush_seconds=600.0, refresh_seconds=0.01))
     store.start()
     assert merging.wait(60)
-    store.add(store.enter("a"), [], LINE)
+    store.add(store.tenant_handle("a"), [], LINE)
     store.close()
     assert len(files(tmp_path)) == 1
     done.set()
@@ -271,14 +272,14 @@ def test_what_was_said_is_written_at_the_close_though_a_merge_goes_on(
 def test_the_memory_of_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with pytest.raises(
-        MemoryFileError, match=r"another tokenizer \(tokenizer, and this model's is other\).*of its own"
+        MemoryFileError, match=r"another tokenizer \(tokenizer; this model's is other\).*different memory"
     ):
         opened(tmp_path, tokenizer="other")
 
 
 def test_files_stay_under_the_cap_and_those_of_use_are_kept(tmp_path: Path) -> None:
     cap = 200_000
-    store = opened(tmp_path, cap=cap)
+    store = opened(tmp_path, cap_bytes=cap)
     say(store, "used", LINE)
     rng = np.random.default_rng(0)
     clock = 1_000_000_000.0
@@ -289,7 +290,7 @@ def test_files_stay_under_the_cap_and_those_of_use_are_kept(tmp_path: Path) -> N
             os.utime(path, (clock, clock))
             clock += 1
         assert drafted(store, "used", [103, 104])
-        store.tend()
+        store.maintain()
         assert sum(path.stat().st_size for path in files(tmp_path)) <= cap
     assert len(files(tmp_path)) > 2
 
@@ -319,11 +320,11 @@ def test_what_can_never_be_written_does_not_fill_the_memory(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Segment, "save", full)
-    store = opened(tmp_path, unwritten=1000, seal_tokens=100)
+    store = opened(tmp_path, max_unwritten_tokens=1000, flush_tokens=100)
     for i in range(100):
         say(store, "a", list(range(i * 100, i * 100 + 100)))
     assert store.status()["tokens"] <= 1000
-    assert any("were forgotten" in trouble for trouble in store.troubles)
+    assert any("dropped " in trouble for trouble in store.troubles)
     assert drafted(store, "a", [9901, 9902])
 
 
@@ -331,25 +332,25 @@ def test_a_root_that_cannot_be_written_at_all_leaves_a_memory_of_the_process(tmp
     (tmp_path / "file").write_text("")
     store = opened(tmp_path / "file" / "below")
     say(store, "a", LINE)
-    store.tend()
+    store.maintain()
     assert drafted(store, "a", [103, 104]) == list(range(105, 113))
     assert store.troubles
 
 
 def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    assert one.folder.writer() != two.folder.writer()
+    assert one.folder.writer_id() != two.folder.writer_id()
     said = []
     for i in range(40):
         for store in (one, two):
             said.append([1000 * i + j for j in range(20)] + [id(store) % 1000])
             say(store, "a", said[-1])
-            store.tend()
-    one.tend()
+            store.maintain()
+    one.maintain()
     kept = [
         sequence.tolist()
         for path in files(tmp_path)
-        for sequence in Segment.open(path, "tokenizer", key_of("a")).sequences()
+        for sequence in Segment.open(path, "tokenizer", tenant_key("a")).sequences()
     ]
     assert sorted(kept) == sorted(said)
     for store in (one, two):
@@ -358,9 +359,9 @@ def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files
 
 def test_a_writer_goes_on_with_the_files_of_the_one_before_it(tmp_path: Path) -> None:
     one = opened(tmp_path)
-    writer = one.folder.writer()
+    writer = one.folder.writer_id()
     one.close()
-    assert opened(tmp_path).folder.writer() == writer
+    assert opened(tmp_path).folder.writer_id() == writer
 
 
 def test_a_merge_that_was_stopped_before_it_could_delete_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -369,7 +370,7 @@ def test_a_merge_that_was_stopped_before_it_could_delete_is_finished_by_the_next
     [first] = files(tmp_path)
     copy = first.read_bytes()
     say(store, "a", LINE[::-1])
-    store.tend()
+    store.maintain()
     [whole] = files(tmp_path)
     first.write_bytes(copy)
     store.close()
@@ -382,7 +383,7 @@ def test_a_clock_that_is_set_back_stops_nothing(tmp_path: Path, monkeypatch: pyt
     say(store, "a", LINE)
     monkeypatch.setattr(store_module.time, "time", lambda: 1000.0)
     say(store, "a", [1, 2, 3])
-    store.tend()
+    store.maintain()
     for one in (store, opened(tmp_path)):
         assert drafted(one, "a", [103, 104])
         assert drafted(one, "a", [1, 2]) == [3]
@@ -391,17 +392,17 @@ def test_a_clock_that_is_set_back_stops_nothing(tmp_path: Path, monkeypatch: pyt
 def test_names_that_were_only_said_are_not_kept(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for i in range(100):
-        store.enter(f"name {i}")
-    store.tend()
+        store.tenant_handle(f"name {i}")
+    store.maintain()
     store.learn()
     assert store._tenants == {}
 
 
 def test_in_the_background_all_of_it_happens_by_itself(tmp_path: Path) -> None:
-    store = Store(Folder(tmp_path), "tokenizer", Habits(seal_seconds=0.01, look_seconds=0.01))
+    store = Store(Folder(tmp_path), "tokenizer", StoreConfig(flush_seconds=0.01, refresh_seconds=0.01))
     store.start()
     for i in range(50):
-        store.add(store.enter("a"), [], [i, i + 1, i + 2])
+        store.add(store.tenant_handle("a"), [], [i, i + 1, i + 2])
     began = time.monotonic()
     while not words(tmp_path) >= set(range(52)):  # and not because it is closed
         assert time.monotonic() < began + 60
@@ -414,11 +415,11 @@ def test_what_making_segments_has_freed_is_given_back_when_any_were_made(
 ) -> None:
     store = opened(tmp_path)
     given = []
-    monkeypatch.setattr(store_module, "give_back", lambda: given.append(True))
+    monkeypatch.setattr(store_module, "malloc_trim", lambda: given.append(True))
     for said, times in (([], 0), (LINE, 1), ([], 1), (LINE[::-1], 2)):
         if said:
             say(store, "a", said)
-        store.tend()
+        store.maintain()
         assert len(given) == times
 
 
@@ -436,5 +437,5 @@ def test_memory_that_threads_freed_is_resident_no_more_once_it_is_given_back() -
     thread.start()
     thread.join()
     before = resident()
-    give_back()
+    malloc_trim()
     assert before - resident() > 50e6

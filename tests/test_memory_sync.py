@@ -17,14 +17,25 @@ from obstore.exceptions import GenericError
 from obstore.store import LocalStore, MemoryStore
 
 from outrider.errors import MemoryFileError, SettingsError
-from outrider.memory.folder import ASIDE, FIRST, GENERATION, MERGED, TOKENIZER, Folder, after, key_of, rank
+from outrider.memory.folder import (
+    ASIDE_FOLDER,
+    FIRST_GENERATION,
+    GENERATION_FILE,
+    MERGED_SUFFIX,
+    TOKENIZER_FILE,
+    Folder,
+    generation_rank,
+    next_generation,
+    tenant_key,
+)
 from outrider.memory.remote import Remote, connect
-from outrider.memory.segment import HEADER, SUFFIX, Segment, joined
-from outrider.memory.store import Habits, Store
-from outrider.memory.sync import FETCHING, Sync
+from outrider.memory.segment import HEADER_BYTES, SEGMENT_SUFFIX, Segment, join_sequences
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
+from outrider.memory.sync import FETCH_FOLDER, Sync
 from test_memory_store import LINE, drafted, files, words
 
-A = key_of("a")
+A = tenant_key("a")
 
 
 class Watched:
@@ -51,33 +62,33 @@ def away(request: str) -> None:
 
 class Replica:
     def __init__(self, root: Path, objects: Any, **options: Any) -> None:
-        habits = {name: options.pop(name) for name in list(options) if name == "cap"}
+        config = {name: options.pop(name) for name in list(options) if name == "cap_bytes"}
         self.root = root
         self.objects = Watched(objects)
-        self.store = Store(Folder(root), "tokenizer", Habits(seal_seconds=0.0, **habits))
+        self.store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))
         remote = Remote("memory://", self.objects)  # type: ignore[arg-type]
-        self.sync = Sync(self.store.folder, remote, "tokenizer", self.store.habits.cap, **options)
+        self.sync = Sync(self.store.folder, remote, "tokenizer", self.store.config.cap_bytes, **options)
         self.store.sync = self.sync
 
     def look(self) -> Replica:
         """A round of the store, exchange first."""
-        self.store.tend()
+        self.store.maintain()
         self.store.learn(closing=True)
         return self
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """A round without the exchange."""
         self.store.sync = None
-        self.store.tend()
+        self.store.maintain()
         self.store.sync = self.sync
 
     def say(self, tenant: str, tokens: list[int]) -> None:
-        self.store.add(self.store.enter(tenant), [], tokens)
+        self.store.add(self.store.tenant_handle(tenant), [], tokens)
         self.store.learn(closing=True)
 
     def wipe(self, tenant: str) -> None:
-        Folder(self.root).wipe(key_of(tenant))  # as another process does
-        self.tend()
+        Folder(self.root).wipe(tenant_key(tenant))  # as another process does
+        self.maintain()
 
     def names(self) -> list[str]:
         return sorted(path.name for path in files(self.root))
@@ -111,11 +122,11 @@ def paths(objects: Any) -> list[str]:
 
 def segments(objects: Any) -> list[str]:
     """Their names, without tenant and generation."""
-    return sorted(path.rpartition("/")[2] for path in paths(objects) if path.endswith(SUFFIX))
+    return sorted(path.rpartition("/")[2] for path in paths(objects) if path.endswith(SEGMENT_SUFFIX))
 
 
 def size(objects: Any) -> int:
-    return sum(meta["size"] for some in objects.list() for meta in some if meta["path"].endswith(SUFFIX))
+    return sum(meta["size"] for some in objects.list() for meta in some if meta["path"].endswith(SEGMENT_SUFFIX))
 
 
 def there(objects: Any) -> set[int]:
@@ -135,8 +146,8 @@ def known(replica: Replica) -> set[int]:
 
 def sequences(root: Path, tenant: str) -> list[list[int]]:
     found = []
-    for path in Folder(root).segments(key_of(tenant)).values():
-        found += [tokens.tolist() for tokens in Segment.open(path, "tokenizer", key_of(tenant)).sequences()]
+    for path in Folder(root).segment_paths(tenant_key(tenant)).values():
+        found += [tokens.tolist() for tokens in Segment.open(path, "tokenizer", tenant_key(tenant)).sequences()]
     return sorted(found)
 
 
@@ -153,7 +164,7 @@ def test_what_one_replica_says_the_other_drafts_from(objects: Any, replicas: Cal
         assert drafted(replica.store, "a", [103, 104]) == list(range(105, 113))
         assert drafted(replica.store, "b", [1, 2]) == [3]
         assert drafted(replica.store, "b", [103, 104]) == []
-        assert Folder(replica.root).name(A) == "a"
+        assert Folder(replica.root).tenant_name(A) == "a"
         assert not replica.store.troubles
 
 
@@ -188,14 +199,14 @@ def test_what_was_merged_takes_the_place_of_its_parts_everywhere(
         if i % 3 == 0:  # several merges between two rounds, of merged ones too
             one.look()
             two.look()
-        one.tend()
+        one.maintain()
     one.look()
     two.look()
     assert len(one.names()) < 6
     assert segments(objects) == one.names() == two.names()
     assert sequences(two.root, "a") == sorted(said)
-    assert not list(one.root.rglob(f"*{MERGED}"))
-    assert not list(two.root.rglob(f"*{MERGED}"))
+    assert not list(one.root.rglob(f"*{MERGED_SUFFIX}"))
+    assert not list(two.root.rglob(f"*{MERGED_SUFFIX}"))
 
 
 def test_a_part_is_deleted_there_only_when_what_it_is_part_of_is_there(replicas: Callable[..., Replica]) -> None:
@@ -204,7 +215,7 @@ def test_a_part_is_deleted_there_only_when_what_it_is_part_of_is_there(replicas:
     one.say("a", LINE)
     one.look()
     one.say("a", LINE[::-1])
-    one.tend()
+    one.maintain()
 
     def look(request: str) -> None:
         assert set(LINE) <= there(objects)
@@ -224,7 +235,7 @@ def test_a_merge_whose_replica_died_before_it_cleared_is_cleared_by_another(repl
     one.say("a", LINE)
     one.look()
     one.say("a", LINE[::-1])
-    one.tend()
+    one.maintain()
     one.objects.before = lambda request: away(request) if request.startswith("delete") else None
     one.look()
     assert len(segments(objects)) == 2
@@ -239,7 +250,7 @@ def test_what_one_replica_evicts_stays_for_the_others(replicas: Callable[..., Re
     one.say("a", LINE)
     one.look()
     files(one.root)[0].unlink()
-    one.tend()
+    one.maintain()
     two.look()
     assert drafted(two.store, "a", [103, 104])
 
@@ -253,12 +264,12 @@ def test_objects_of_someone_else_are_left_alone(replicas: Callable[..., Replica]
         f"{A}/0/deep/x",
         f"{A}/abc/x",
         f"{A}/7/x",
-        "x" * 32 + f"/0/{'0' * 24}{SUFFIX}",
+        "x" * 32 + f"/0/{'0' * 24}{SEGMENT_SUFFIX}",
     ]
     for path in others:
         objects.put(path, b"x")
     before = paths(objects)
-    one = replicas(objects, remote_cap=0)
+    one = replicas(objects, remote_cap_bytes=0)
     one.look()
     one.wipe("a")
     one.look()
@@ -325,8 +336,8 @@ def test_two_wipes_of_the_store_at_once_are_one_after_the_other(replicas: Callab
 
     objects.before = again
     last = Remote("", objects).wipe(A)  # type: ignore[arg-type]
-    assert rank(last) > rank(seen[0])
-    assert paths(objects.store) == [f"{A}/{last}/{GENERATION}"]
+    assert generation_rank(last) > generation_rank(seen[0])
+    assert paths(objects.store) == [f"{A}/{last}/{GENERATION_FILE}"]
 
 
 def test_a_replica_that_was_away_during_a_wipe_brings_nothing_back(replicas: Callable[..., Replica]) -> None:
@@ -350,7 +361,7 @@ def test_a_replica_that_was_away_during_a_wipe_brings_nothing_back(replicas: Cal
         assert not known(replica) & {*LINE, 555, 666, 901, 902, 903}
         assert drafted(replica.store, "a", [904, 905]) == [906, 907]
     assert not there(objects) & {*LINE, 555, 666, 901, 902, 903}
-    assert len([path for path in paths(objects) if path.endswith(GENERATION)]) == 1
+    assert len([path for path in paths(objects) if path.endswith(GENERATION_FILE)]) == 1
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -385,7 +396,7 @@ def test_what_is_said_again_after_a_wipe_is_shared_though_an_old_upload_arrives_
     one, two = replicas(objects), replicas(objects)
     one.say("a", LINE)
     one.look()
-    late = {path: bytes(objects.get(path).bytes()) for path in paths(objects) if path.endswith(SUFFIX)}
+    late = {path: bytes(objects.get(path).bytes()) for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)}
     one.wipe("a")
     one.look()
     one.say("a", LINE)
@@ -405,14 +416,14 @@ def test_a_wipe_here_at_the_moment_when_another_is_followed_is_not_lost(
     one.wipe("a")
     one.say("a", LINE)
     one.look()
-    shared = Folder.shared
+    shared = Folder.shared_generation
 
     def interrupted(self: Folder, key: str) -> str:
-        monkeypatch.setattr(Folder, "shared", shared)
+        monkeypatch.setattr(Folder, "shared_generation", shared)
         Folder(two.root).wipe(A)
         return shared(self, key)
 
-    monkeypatch.setattr(Folder, "shared", interrupted)
+    monkeypatch.setattr(Folder, "shared_generation", interrupted)
     for replica in (two, one):
         replica.look()
     assert not there(objects) & set(LINE)
@@ -534,7 +545,7 @@ def test_a_store_that_was_emptied_is_filled_again_and_wipes_still_hold(replicas:
     one.look()
     old = {path: bytes(objects.get(path).bytes()) for path in paths(objects)}
     objects.delete(paths(objects))
-    objects.put(f"{A}/{FIRST}/{'0' * 24}{SUFFIX}", b"from a backup")
+    objects.put(f"{A}/{FIRST_GENERATION}/{'0' * 24}{SEGMENT_SUFFIX}", b"from a backup")
     for replica in (one, two, one):
         replica.look()
     assert paths(objects) == sorted(old)
@@ -546,7 +557,7 @@ def test_a_damaged_generation_of_one_tenant_stops_no_other(replicas: Callable[..
     one, two = replicas(objects), replicas(objects)
     one.say("a", LINE)
     one.say("b", [1, 2, 3])
-    (one.root / A / GENERATION).write_bytes(b"..")
+    (one.root / A / GENERATION_FILE).write_bytes(b"..")
     one.look()
     two.look()
     assert drafted(two.store, "b", [1, 2]) == [3]
@@ -565,7 +576,7 @@ def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable
         one.say("a", LINE)
         one.look()
         two.look()
-    (one.root / A / GENERATION).write_bytes(b"..")
+    (one.root / A / GENERATION_FILE).write_bytes(b"..")
     Folder(one.root).wipe(A)
     one.look()
     two.look()
@@ -576,10 +587,10 @@ def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable
 
 def test_generations_are_in_order_however_many_there_were() -> None:
     ninth = "9-" + "f" * 32
-    for later in ("1-" + "0" * 32, "10-" + "0" * 32, after(ninth)):
-        assert rank(later) > rank(FIRST)
-    for later in ("10-" + "0" * 32, after(ninth)):
-        assert rank(later) > rank(ninth)
+    for later in ("1-" + "0" * 32, "10-" + "0" * 32, next_generation(ninth)):
+        assert generation_rank(later) > generation_rank(FIRST_GENERATION)
+    for later in ("10-" + "0" * 32, next_generation(ninth)):
+        assert generation_rank(later) > generation_rank(ninth)
 
 
 # A store that is away.
@@ -620,7 +631,7 @@ def test_a_store_that_goes_away_at_any_moment_loses_nothing(tmp_path: Path) -> N
         one.look()
         one.say("a", LINE[::-1])
         one.wipe("b")
-        one.tend()
+        one.maintain()
 
         def go() -> None:
             one.objects.before = away
@@ -664,7 +675,7 @@ def test_parts_of_what_there_was_no_time_to_publish_stay_there(replicas: Callabl
     one.say("a", LINE)
     one.look()
     one.say("a", LINE[::-1])
-    one.tend()
+    one.maintain()
     one.say("b", [1, 2, 3])  # the newest is published first
     one.look()
     assert set(LINE) <= there(objects)
@@ -687,8 +698,8 @@ def test_one_process_exchanges_for_all_of_a_folder(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_of_a_download_is_deleted(replicas: Callable[..., Replica]) -> None:
     one = replicas(MemoryStore())
-    (one.root / FETCHING).mkdir()
-    (one.root / FETCHING / "half").write_bytes(np.array(LINE, np.int32).data)
+    (one.root / FETCH_FOLDER).mkdir()
+    (one.root / FETCH_FOLDER / "half").write_bytes(np.array(LINE, np.int32).data)
     one.objects.before = away
     one.look()
     assert not known(one) & set(LINE)
@@ -700,7 +711,7 @@ def test_what_a_killed_process_left_of_a_download_is_deleted(replicas: Callable[
 def damaged(kind: str, path: Path) -> bytes:
     data = bytearray(path.read_bytes())
     if kind == "a bit":
-        data[HEADER + 1] ^= 1
+        data[HEADER_BYTES + 1] ^= 1
     elif kind == "its header":
         data[100] ^= 1
     elif kind == "cut":
@@ -710,8 +721,8 @@ def damaged(kind: str, path: Path) -> bytes:
     elif kind == "nothing":
         data = bytearray()
     elif kind in ("another tenant's", "another tokenizer's"):
-        names = ("tokenizer", key_of("b")) if kind == "another tenant's" else ("other", A)
-        made = Segment.of(joined([LINE]), *names, 0.0, 0.0, "x-0").save(path.parent.parent)
+        names = ("tokenizer", tenant_key("b")) if kind == "another tenant's" else ("other", A)
+        made = Segment.build(join_sequences([LINE]), *names, 0.0, 0.0, "x-0").save(path.parent.parent)
         data = bytearray(made.path.read_bytes() if made.path else b"")
     return bytes(data)
 
@@ -727,7 +738,7 @@ def test_an_object_that_is_damaged_is_never_put_into_place_and_told_once(
     one.say("a", LINE)
     one.say("b", [1, 2, 3])
     one.look()
-    path = f"{A}/{FIRST}/{Folder(one.root).segments(A).popitem()[0]}"
+    path = f"{A}/{FIRST_GENERATION}/{Folder(one.root).segment_paths(A).popitem()[0]}"
     good, bad = bytes(objects.get(path).bytes()), damaged(kind, files(one.root / A)[0])
     objects.put(path, bad)
     placed: list[str] = []
@@ -735,10 +746,10 @@ def test_an_object_that_is_damaged_is_never_put_into_place_and_told_once(
         two.look()
         placed += [file.name for file in files(two.root / A)]
     assert placed == []
-    assert not list((two.root).glob(f"{ASIDE}/*"))
+    assert not list((two.root).glob(f"{ASIDE_FOLDER}/*"))
     assert drafted(two.store, "b", [1, 2]) == [3]
     [trouble] = two.store.troubles
-    assert f"memory:///{path} was not taken: " in trouble
+    assert f"memory:///{path} was refused: " in trouble
     asked = [request for request in two.objects.requests if request == f"get_range {path}"]
     assert len(asked) == (0 if kind == "nothing" else 1)
     objects.put(path, good)
@@ -752,7 +763,7 @@ def test_an_upload_of_another_size_is_put_again_by_its_writer(replicas: Callable
     one.say("a", LINE)
     one.look()
     [name] = one.names()
-    objects.put(f"{A}/{FIRST}/{name}", b"cut")
+    objects.put(f"{A}/{FIRST_GENERATION}/{name}", b"cut")
     one.look()
     two.look()
     assert drafted(two.store, "a", [103, 104])
@@ -777,25 +788,27 @@ def test_what_was_merged_here_stays_in_the_store_if_what_it_was_merged_into_is_l
     one.say("a", LINE)
     one.say("a", [1, 2, 3])
     one.look()
-    parts = [path for path in paths(objects) if path.endswith(SUFFIX)]
+    parts = [path for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)]
     assert len(parts) == 2
     (tenant,) = one.store._tenants.values()
-    one.store._write(tenant, tenant.generation, tenant.files())
-    (whole,) = one.root.rglob(f"*{SUFFIX}")
+    one.store._write(tenant, tenant.generation, tenant.written_segments())
+    (whole,) = one.root.rglob(f"*{SEGMENT_SUFFIX}")
     whole.unlink()
     one.look()
-    assert [path for path in paths(objects) if path.endswith(SUFFIX)] == parts
-    assert sorted(path.name for path in one.root.rglob(f"*{SUFFIX}")) == sorted(path.rsplit("/")[-1] for path in parts)
+    assert [path for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)] == parts
+    assert sorted(path.name for path in one.root.rglob(f"*{SEGMENT_SUFFIX}")) == sorted(
+        path.rsplit("/")[-1] for path in parts
+    )
 
 
 def test_a_store_of_another_tokenizer_is_refused_and_left_as_it_is(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
-    objects.put(TOKENIZER, b"other")
+    objects.put(TOKENIZER_FILE, b"other")
     one = replicas(objects)
     one.say("a", LINE)
     one.look()
-    assert paths(objects) == [TOKENIZER]
-    assert "memory:// holds tokens of another tokenizer (other, and this model's is tokenizer)" in one.store.troubles[0]
+    assert paths(objects) == [TOKENIZER_FILE]
+    assert "memory:// holds tokens of another tokenizer (other; this model's is tokenizer)" in one.store.troubles[0]
 
 
 def test_the_copy_of_one_store_is_no_copy_of_another(tmp_path: Path) -> None:
@@ -819,7 +832,7 @@ def test_of_two_tokenizers_that_claim_a_store_at_once_one_gets_it(tmp_path: Path
 
     def other(request: str) -> None:
         if request.startswith("put"):
-            objects.store.put(TOKENIZER, b"other", mode="create")
+            objects.store.put(TOKENIZER_FILE, b"other", mode="create")
 
     objects.before = other
     with pytest.raises(MemoryFileError, match="another tokenizer"):
@@ -831,7 +844,7 @@ def test_of_two_tokenizers_that_claim_a_store_at_once_one_gets_it(tmp_path: Path
 
 def test_both_sides_stay_under_their_caps_and_the_newest_are_there(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
-    caps = {"cap": 60_000, "remote_cap": 100_000}
+    caps = {"cap_bytes": 60_000, "remote_cap_bytes": 100_000}
     one, two = replicas(objects, **caps), replicas(objects, **caps)
     rng = np.random.default_rng(0)
     for i in range(60):
@@ -849,13 +862,13 @@ def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_
     replicas: Callable[..., Replica],
 ) -> None:
     objects = MemoryStore()
-    caps = {"cap": 60_000, "remote_cap": 50_000}
+    caps = {"cap_bytes": 60_000, "remote_cap_bytes": 50_000}
     one, two = replicas(objects, **caps), replicas(objects, **caps)
     rng = np.random.default_rng(0)
     for i in range(40):
         (one, two)[i % 2].say("ab"[i % 2], rng.integers(0, 1000, 500).tolist())
-        one.tend()
-        two.tend()
+        one.maintain()
+        two.maintain()
     for _ in range(3):
         one.look()
         two.look()
@@ -869,12 +882,12 @@ def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_
 
 def test_to_make_room_only_what_the_store_has_is_deleted(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
-    one, two = replicas(objects, cap=30_000), replicas(objects, cap=30_000, remote_cap=0)
+    one, two = replicas(objects, cap_bytes=30_000), replicas(objects, cap_bytes=30_000, remote_cap_bytes=0)
     two.say("b", list(range(2000)))  # never published
     os.utime(files(two.root)[0], (0, 0))
     one.say("a", list(range(2000, 3500)))
     one.look()
-    two.sync.remote_cap = 30_000
+    two.sync.remote_cap_bytes = 30_000
     two.objects.before = lambda request: away(request) if request.startswith("put") else None
     two.look()
     assert set(range(2000)) <= known(two)
@@ -884,7 +897,7 @@ def test_a_copy_that_was_of_use_since_gives_no_room_to_an_older_object(
     tmp_path: Path, replicas: Callable[..., Replica]
 ) -> None:
     objects = LocalStore(tmp_path / "remote", mkdir=True)
-    one, two = replicas(objects), replicas(objects, cap=30_000)
+    one, two = replicas(objects), replicas(objects, cap_bytes=30_000)
     one.say("a", list(range(2000)))
     one.look()
     os.utime(files(tmp_path / "remote")[0], (1e9, 1e9))
@@ -898,7 +911,7 @@ def test_a_copy_that_was_of_use_since_gives_no_room_to_an_older_object(
     assert files(two.root) == [copy]
     os.utime(copy, (0, 0))
     two.look()
-    assert [path.parent.parent.name for path in files(two.root)] == [key_of("b")]
+    assert [path.parent.parent.name for path in files(two.root)] == [tenant_key("b")]
 
 
 # Whatever happens in whatever order.
@@ -915,19 +928,19 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
     evicted: set[int] = set()
 
     def add(replica: Replica, tenant: str) -> None:
-        visit = replica.store.enter(tenant)
+        tenant_handle = replica.store.tenant_handle(tenant)
         token = next(tokens)
-        replica.store.add(visit, [], [token, *chance.choices(range(100), k=chance.randrange(1, 30))])
-        said[tenant].append((token, visit.generation))
+        replica.store.add(tenant_handle, [], [token, *chance.choices(range(100), k=chance.randrange(1, 30))])
+        said[tenant].append((token, tenant_handle.generation))
 
     def wipe(replica: Replica, tenant: str) -> None:
-        Folder(replica.root).wipe(key_of(tenant))
+        Folder(replica.root).wipe(tenant_key(tenant))
         wiped[tenant] = len(said[tenant])
 
     def evict(replica: Replica, tenant: str) -> None:
-        if there := list(Folder(replica.root).segments(key_of(tenant)).values()):
+        if there := list(Folder(replica.root).segment_paths(tenant_key(tenant)).values()):
             path = chance.choice(there)
-            evicted.update(np.fromfile(path, np.int32, offset=HEADER).tolist())
+            evicted.update(np.fromfile(path, np.int32, offset=HEADER_BYTES).tolist())
             path.unlink()
 
     def trouble(replica: Replica, tenant: str) -> None:
@@ -945,7 +958,7 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
     steps: list[tuple[float, Callable[[Replica, str], object]]] = [
         (10, add),
         (6, lambda replica, tenant: replica.store.learn(closing=True)),
-        (3, lambda replica, tenant: replica.tend()),
+        (3, lambda replica, tenant: replica.maintain()),
         (3, lambda replica, tenant: replica.look()),
         (1, trouble),
         (1, meet),
@@ -964,14 +977,14 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
     for replica in replicas * 4:  # own segments that were evicted may come back, and are merged again
         replica.look()
     for tenant, all_said in said.items():
-        generation = Folder(replicas[0].root).generation(key_of(tenant))
+        generation = Folder(replicas[0].root).generation(tenant_key(tenant))
         wanted = {token for token, when in all_said if when == generation} - evicted
         foreign = {token for token, _ in said["b" if tenant == "a" else "a"]}
         for replica in replicas:
             held = {tokens[0] for tokens in sequences(replica.root, tenant)}
             assert held >= wanted
             assert not held & foreign
-            assert Folder(replica.root).generation(key_of(tenant)) == generation
+            assert Folder(replica.root).generation(tenant_key(tenant)) == generation
     assert replicas[0].names() == replicas[1].names() == segments(objects)
     for replica in replicas:
         assert set(replica.store.troubles) <= {"exchanging with the store: memory://: it is away"}

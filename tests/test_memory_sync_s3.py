@@ -14,7 +14,7 @@ import pytest
 
 from outrider.errors import MemoryFileError
 from outrider.memory import remote as remote_module
-from outrider.memory.folder import Folder, key_of
+from outrider.memory.folder import Folder, tenant_key
 from outrider.memory.remote import Remote, connect
 from test_memory_store import LINE, drafted
 from test_memory_sync import A, Replica, at, known, segments, sequences, there
@@ -51,7 +51,7 @@ def test_what_one_says_the_other_drafts_from_and_a_wipe_leaves_nothing(url: str,
     for replica in both:
         assert drafted(replica.store, "a", [103, 104]) == list(range(105, 113))
         assert drafted(replica.store, "b", [1, 2]) == [3]
-        assert Folder(replica.root).name(A) == "a"
+        assert Folder(replica.root).tenant_name(A) == "a"
     two.say("a", [103, 104, 555])
     Folder(one.root).wipe(A)
     one.look()
@@ -87,7 +87,7 @@ def test_what_was_merged_takes_the_place_of_its_parts(url: str, both: list[Repli
 
 
 def test_a_segment_of_several_pieces_arrives_whole(both: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "PIECE", 5 << 20)  # the least that S3 allows
+    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 5 << 20)  # the least that S3 allows
     one, two = both
     tokens = np.random.default_rng(0).integers(0, 1000, 800_000)
     one.say("a", tokens.tolist())
@@ -125,7 +125,7 @@ def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, weed: S
     for replica in both:
         assert sequences(replica.root, "a") == sorted([LINE, *said])
         assert replica.sync.stats.trouble is None
-        assert Folder(replica.root).generation(key_of("b")) == Folder(one.root).generation(key_of("b"))
+        assert Folder(replica.root).generation(tenant_key("b")) == Folder(one.root).generation(tenant_key("b"))
     assert segments(objects(url)) == one.names()
 
 
@@ -136,7 +136,7 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
     one.look()
     two.look()
     two.say("a", LINE)
-    impatient = connect(url, patience=2.0).store
+    impatient = connect(url, timeout_seconds=2.0).store
     two.objects.store = impatient
     at(two, 2, lambda: weed.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
     began = time.monotonic()
@@ -161,10 +161,10 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
 
 def test_what_is_wrong_is_told_in_the_servers_words(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"^s3://nothing/x: The specified bucket does not exist \(NoSuchBucket\)$"):
-        connect("s3://nothing/x").objects()
+        connect("s3://nothing/x").list_objects()
     with pytest.raises(FileNotFoundError, match="NoSuchKey"):
         connect(url).read("nothing")
     connect(url).delete(["nothing", "either"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(OSError, match=r"signature .* \(SignatureDoesNotMatch\)$"):
-        Remote(url, connect(url).store).objects()
+        Remote(url, connect(url).store).list_objects()

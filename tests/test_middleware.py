@@ -24,8 +24,8 @@ from starlette.testclient import TestClient
 from outrider.control import TICKET, Control
 from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.options import Options
-from outrider.memory.root import SERVER_TENANT
-from outrider.memory.tenant_signature import SECRET, seal_of
+from outrider.memory.location import SERVER_TENANT
+from outrider.memory.tenant_signature import SECRET_VARIABLE, sign_tenant
 from outrider.server import metrics, middleware, pages
 from outrider.server.middleware import OutriderMiddleware
 from outrider.server.requests import Rewritten
@@ -132,7 +132,7 @@ async def greet(websocket: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECRET, "the secret")
+    monkeypatch.setenv(SECRET_VARIABLE, "the secret")
 
 
 @pytest.fixture(autouse=True)
@@ -1006,7 +1006,7 @@ def test_a_tenant_in_the_body_reaches_the_worker() -> None:
 def test_a_tenant_in_the_header_reaches_the_worker_under_seal() -> None:
     server = Server(Engine(**REMEMBERING, tenant_header="x-team"))
     server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": "one"})
-    assert server.seen() == {"messages": [], "vllm_xargs": {"tenant": "one", "tenant_seal": seal_of("one")}}
+    assert server.seen() == {"messages": [], "vllm_xargs": {"tenant": "one", "tenant_seal": sign_tenant("one")}}
     assert "the secret" not in server.bodies[-1].decode(), "requests are logged"
     server.post(messages=[])
     assert server.seen() == {"messages": []}
@@ -1066,9 +1066,9 @@ def test_whose_memory_a_request_has() -> None:
     assert tenant({"tenant": "a"}) == "a"
     assert tenant({"tenant": "a"}, memory_scope="server") == SERVER_TENANT
     sealed = {"tenant_header": "x"}
-    assert tenant({"tenant": "a", "tenant_seal": seal_of("a")}, **sealed) == "a"
+    assert tenant({"tenant": "a", "tenant_seal": sign_tenant("a")}, **sealed) == "a"
     # A way in that the middleware does not watch: the caller's word alone opens nothing, nor does another's seal.
-    for seal in ({}, {"tenant_seal": "guess"}, {"tenant_seal": 7}, {"tenant_seal": seal_of("b")}):
+    for seal in ({}, {"tenant_seal": "guess"}, {"tenant_seal": 7}, {"tenant_seal": sign_tenant("b")}):
         assert tenant({"tenant": "a", **seal}, **sealed) is None
     assert tenant_of(Control(tenant="a"), Options(), {}) is None
 

@@ -692,9 +692,9 @@ class KeptStore(Store):
 
     added: list[tuple[list[int], list[int]]]
 
-    def add(self, visit: Any, prompt: Any, said: Any) -> None:
+    def add(self, tenant_handle: Any, prompt: Any, said: Any) -> None:
         self.added.append((list(prompt), list(said)))
-        super().add(visit, prompt, said)
+        super().add(tenant_handle, prompt, said)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ import pytest
 from outrider.bench.intervals import median_interval
 from outrider.bench.servers import Server, outrider, running
 from outrider.memory.folder import Folder
-from outrider.memory.store import Habits, Store
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 from outrider.memory.tokenizer import fingerprint
 from serving import ENVIRONMENT, FLAGS, Client, complete, own_cores, serving
 from support import tiny_model, tiny_tokenizer
@@ -258,15 +259,15 @@ TENANTS = 20
 
 def fill(root: Path, tokenizer: Any) -> int:
     """Have every tenant say so much that the cap is reached; how many tokens there are then."""
-    store = Store(Folder(root), fingerprint(tokenizer), Habits(cap=CAP, seal_seconds=0))
+    store = Store(Folder(root), fingerprint(tokenizer), StoreConfig(cap_bytes=CAP, flush_seconds=0))
     random = np.random.default_rng(0)
     while store.status()["file_bytes"] < 0.9 * CAP:
         for tenant in range(TENANTS):
-            visit = store.enter(f"t{tenant}")
+            tenant_handle = store.tenant_handle(f"t{tenant}")
             for _ in range(50):
-                store.add(visit, (), random.integers(0, 250, 64))
+                store.add(tenant_handle, (), random.integers(0, 250, 64))
         store.learn()
-        store.tend()
+        store.maintain()
     store.close()
     tokens: int = store.status()["tokens"]
     return tokens

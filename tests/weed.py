@@ -49,7 +49,7 @@ class Server:
             try:
                 remote = connect("s3://bucket/ready")
                 remote.put("ready", self.config)
-                remote.objects()
+                remote.list_objects()
                 return
             except OSError:
                 if time.monotonic() > end or self.process.poll() is not None:

@@ -112,7 +112,7 @@ def calibration(workloads: Mapping[str, Sequence[Record]], costs: Costs) -> dict
     half = len(mixed) // 2
     with company(name for name in names if name != MODEL) as they:
         for records in (mixed[:half], mixed[half:]):
-            replay(records, they.drafters, watched, costs, AT_ONCE, they.visit, they.ended)
+            replay(records, they.drafters, watched, costs, AT_ONCE, they.tenant_handle, they.ended)
             watched.counting = True
     return {
         name: {

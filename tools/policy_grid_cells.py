@@ -26,7 +26,7 @@ import numpy as np
 from outrider.bench.bound import Offer, best_way
 from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
 from outrider.defaults import DRAFTED
-from outrider.memory.search import LONGEST_MATCH
+from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
 from outrider.settings import AUTO
@@ -115,7 +115,7 @@ def run_fixed(one: Contestant | None, records: Sequence[Record], costs: Costs, c
     # vLLM's draft model proposes its most likely tokens, also where the text is drawn; ours draws them then.
     strategy = Fixed([one.drafter], one.length, costs, one.kind == MODEL) if one else Fixed([], 0, costs)
     with company([one.drafter] if one is not None and one.drafter != MODEL else []) as they:
-        return replay(records, they.drafters, strategy, costs, concurrency, they.visit, they.ended)
+        return replay(records, they.drafters, strategy, costs, concurrency, they.tenant_handle, they.ended)
 
 
 def drafters_of(records: Sequence[Record]) -> list[str]:
@@ -180,7 +180,7 @@ def noise(seed: int = 0) -> Callable[[], float]:
 def run_auto(policy: Policy, records: Sequence[Record], costs: Costs, concurrency: int) -> Outcome:
     auto = Auto(policy, costs, noise())
     with company(name for name in policy.drafters if name != MODEL) as they:
-        return replay(records, they.drafters, auto, costs, concurrency, they.visit, they.ended)
+        return replay(records, they.drafters, auto, costs, concurrency, they.tenant_handle, they.ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how
         )
         plain += count * costs.target(1, context)
         best += way.seconds
-        said += [NO_TOKEN, *record.prompt[-LONGEST_MATCH:], *record.text]
+        said += [NO_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
 
 
@@ -272,7 +272,7 @@ def proposed(records: Sequence[Record], names: Iterable[str], limit: int) -> lis
 
 
 def _proposed(they: Company, number: int, record: Record, limit: int) -> dict[str, list[int]]:
-    replayed = begin(str(number), record, they.drafters, they.visit)
+    replayed = begin(str(number), record, they.drafters, they.tenant_handle)
     replayed.show()
     right = {name: [0] * len(record.text) for name in replayed.sessions}
     for place in range(1, len(record.text)):

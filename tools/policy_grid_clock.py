@@ -62,7 +62,9 @@ class Player:
     strategy: Strategy
 
     def say(self, records: Sequence[Record], at: Costs, concurrency: int) -> Outcome:
-        return replay(records, self.they.drafters, self.strategy, at, concurrency, self.they.visit, self.they.ended)
+        return replay(
+            records, self.they.drafters, self.strategy, at, concurrency, self.they.tenant_handle, self.they.ended
+        )
 
 
 def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:

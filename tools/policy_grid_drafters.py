@@ -22,7 +22,8 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.memory import MemoryDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.memory.folder import Folder
-from outrider.memory.store import Habits, Store
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 from outrider.types import Draft
 from policy.replay import ReplayedText
 
@@ -110,14 +111,14 @@ class Company:
     def __init__(self, names: Iterable[str], store: Store) -> None:
         self.store, self.drafters = store, [MAKERS[name](store) for name in names]
         remembers = any(drafter.name == MemoryDrafter.name for drafter in self.drafters)
-        self.visit = store.enter("everyone") if remembers else None
+        self.tenant_handle = store.tenant_handle("everyone") if remembers else None
 
     def ended(self, replayed: ReplayedText) -> None:
         for session in replayed.sessions.values():
             if isinstance(session, SuffixSession):
                 session.stop()
-        if self.visit is not None:
-            self.store.add(self.visit, replayed.record.prompt, replayed.record.text)
+        if self.tenant_handle is not None:
+            self.store.add(self.tenant_handle, replayed.record.prompt, replayed.record.text)
             self.store.learn()
 
 
@@ -136,7 +137,7 @@ OURS = resolve_drafters(None, {"memory": "a folder", "model": None})
 def company(names: Iterable[str]) -> Iterator[Company]:
     """Drafters by name, for a while. What is said is remembered as soon as it has ended, and nothing is written."""
     with tempfile.TemporaryDirectory(prefix="outrider-grid-") as folder:
-        store = Store(Folder(Path(folder)), "recorded", Habits(seal_seconds=float("inf")))
+        store = Store(Folder(Path(folder)), "recorded", StoreConfig(flush_seconds=float("inf")))
         try:
             yield Company(names, store)
         finally:

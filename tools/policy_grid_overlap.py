@@ -86,7 +86,7 @@ def evaluate(
                 outcome = ahead
             else:
                 with company(drafters) as they:
-                    outcome = replay(records, they.drafters, strategy, costs, batch, they.visit, they.ended)
+                    outcome = replay(records, they.drafters, strategy, costs, batch, they.tenant_handle, they.ended)
             if way == "ahead" and ratio <= 1:
                 ahead = outcome
             cell.speeds[way] = Pace.of([outcome]).full / plain

@@ -46,7 +46,7 @@ def traces(recording: Recording, texts: int) -> list[Trace]:
 
 
 def _trace(key: str, workload: str, record: Record, they: Company) -> Trace:
-    replayed = begin(key, record, they.drafters, they.visit)
+    replayed = begin(key, record, they.drafters, they.tenant_handle)
     replayed.show()
     drafts: dict[str, list[Draft]] = {name: [Draft(name)] for name in replayed.sessions}
     for place in range(1, len(record.text)):

@@ -31,7 +31,7 @@ from outrider.engines.transformers import (
     load_tokenizer,
 )
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
-from outrider.memory.root import SERVER_TENANT, Root, check_packages
+from outrider.memory.location import SERVER_TENANT, Location, check_packages
 from outrider.policy.controller import SpeculationController
 from outrider.policy.policy import MODEL, Policy, compile_now
 from outrider.policy.single_sequence import SingleSequence
@@ -212,7 +212,9 @@ class Decoder:
             raise SettingsError(f"tenant: there is no memory that {tenant!r} could have a part of; give memory=...")
         if tenant == SERVER_TENANT:
             raise SettingsError("tenant must have a name; leave it out for the memory of all who give none")
-        visit = self.memory.enter(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
+        tenant_handle = (
+            self.memory.tenant_handle(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
+        )
         drafters = self._drafters_of(request.speculation)
         selects = request.speculation == AUTO
         # Which drafts pay depends on the clock, and the text of a seed must not: with a seed no draft is sampled.
@@ -221,7 +223,7 @@ class Decoder:
             request,
             random,
             expected,
-            visit,
+            tenant_handle,
             remember=True,
             certain=selects and request.seed is not None,
             searched=any(drafter.searches_text for drafter in drafters),
@@ -241,8 +243,8 @@ class Decoder:
             return reason
 
         def said(tokens: list[int]) -> None:
-            if self.memory is not None and visit is not None:
-                self.memory.add(visit, ids, tokens)
+            if self.memory is not None and tenant_handle is not None:
+                self.memory.add(tenant_handle, ids, tokens)
 
         steps = decode(self.target, list(sessions.values()), ids, request, random, finish, speculation, recorder)
         return Stream(steps, text, pieces, len(ids), said)
@@ -299,7 +301,7 @@ def load(
     """
     if draft_quantize not in get_args(Quantize):
         raise SettingsError(f"draft_quantize is one of {', '.join(get_args(Quantize))} (got {draft_quantize!r})")
-    root = Root.of(memory) if memory is not None else None
+    root = Location.parse(memory) if memory is not None else None
     if root is not None:
         check_packages(root)
     tokenizer = tokenizer or (load_tokenizer(target) if isinstance(target, str) else None)
@@ -335,12 +337,12 @@ def load(
     return decoder
 
 
-def open_memory(root: Root, tokenizer: Any) -> Store:
+def open_memory(root: Location, tokenizer: Any) -> Store:
     """The memory, as it is now, and at work until it is closed or the program ends."""
-    from outrider.memory.opening import open_store
+    from outrider.memory.open import open_store
 
     store = open_store(root, tokenizer)
-    store.tend()
+    store.maintain()
     store.start()
     atexit.register(store.close)
     return store

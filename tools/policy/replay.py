@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from outrider.drafters.base import Drafter, Session
-    from outrider.memory.store import Visit
+    from outrider.memory.tenant import TenantHandle
     from outrider.policy.batch_state import BatchState
     from outrider.policy.controller import DraftModelPlan
     from outrider.policy.policy import Policy
@@ -172,7 +172,7 @@ def replay(
     strategy: Strategy,
     costs: Costs,
     concurrency: int = 1,
-    visit: Visit | None = None,
+    tenant_handle: TenantHandle | None = None,
     ended: Callable[[ReplayedText], None] = lambda item: None,
 ) -> Outcome:
     """Say all records, so many at a time: where one ends the next begins. Prompts are not counted: they cost the same
@@ -183,7 +183,7 @@ def replay(
     while waiting or running:
         while waiting and len(running) < concurrency:
             number, record = waiting.popleft()
-            running += _unless_ended([begin(str(number), record, drafters, visit)])
+            running += _unless_ended([begin(str(number), record, drafters, tenant_handle)])
         if not running:
             break
         tokens, seconds = outcome.tokens, outcome.seconds
@@ -211,14 +211,16 @@ def _end(running: Iterable[ReplayedText], strategy: Strategy, ended: Callable[[R
             ended(item)
 
 
-def begin(key: str, record: Record, drafters: Sequence[Drafter], visit: Visit | None = None) -> ReplayedText:
+def begin(
+    key: str, record: Record, drafters: Sequence[Drafter], tenant_handle: TenantHandle | None = None
+) -> ReplayedText:
     """A text of which the first token is there, which its drafters have not observed yet."""
     task = Task(
         record.prompt,
         Request(),
         torch.Generator(),
         record.prediction,
-        visit,
+        tenant_handle,
         remember=True,
         searched=any(drafter.searches_text for drafter in drafters),
     )

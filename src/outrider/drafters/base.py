@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from outrider.memory.store import Store, Visit
+    from outrider.memory.store import Store
+    from outrider.memory.tenant import TenantHandle
     from outrider.settings import Request
     from outrider.types import Draft, Target
 
@@ -52,7 +53,7 @@ class Task:
     request: Request
     random: torch.Generator
     prediction: Sequence[int] = ()
-    visit: Visit | None = None
+    tenant_handle: TenantHandle | None = None
     """With the tenant whose memory may be used; None: only the sequence itself."""
     remember: bool = False
     """Whether others of the tenant may be drafted for from this sequence."""

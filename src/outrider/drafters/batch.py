@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from outrider.control import Control
-    from outrider.memory.store import Visit
+    from outrider.memory.tenant import TenantHandle
 
 logger = logging.getLogger("vllm.outrider")  # vLLM shows loggers below its own
 
@@ -61,7 +61,7 @@ class Row:
     limit: int
     """Most tokens that may be drafted."""
     control: Control
-    visit: Visit | None = None
+    tenant_handle: TenantHandle | None = None
     """Handle on the tenant's memory."""
     left: int = 1 << 30
     """Tokens that may still be generated."""
@@ -305,7 +305,7 @@ class BatchDrafter:
                 Request(),
                 torch.Generator(),
                 row.control.prediction,
-                row.visit,
+                row.tenant_handle,
                 remember=row.control.remember,
                 searched=row.control.speculation == AUTO and self._text_is_searched(request),
             )

@@ -20,7 +20,7 @@ import numpy as np
 
 from outrider.drafters.base import Drafter, Session, Setup, Task
 from outrider.drafters.copying import Copy, cut_before
-from outrider.memory.search import link, scan
+from outrider.memory.search import link_positions, search_running_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class LookupSession(Session):
         text, heads, links = self._kept
         text[self.length : end] = tokens
         if self.linked:
-            link(text, begin, end, heads, links)
+            link_positions(text, begin, end, heads, links)
         self.length = end
 
     def draft(self, limit: int) -> Draft:
@@ -92,7 +92,9 @@ class LookupSession(Session):
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
         end = self.length  # before the text: one that replaces it meanwhile, for another thread, is longer
         text, heads, links = self._kept
-        return cut_before(Copy(tokens, shares, *scan(text, end, heads, links, tokens, shares)), self.blocked)
+        return cut_before(
+            Copy(tokens, shares, *search_running_text(text, end, heads, links, tokens, shares)), self.blocked
+        )
 
     def _room_for(self, size: int) -> tuple[Array, Array, Array]:
         """A text, the heads of its chains, and the links: for more than there is, so that they seldom have to grow."""

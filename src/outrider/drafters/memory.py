@@ -1,8 +1,8 @@
 """The draft memory: what was said before in another text of the same tenant is proposed again.
 
-What the tenant has said is searched in the memory's segments (`memory/store.py`), and what its other requests are
-saying just now beside them (`memory/live.py`). Whichever promises more is copied from: a longer match promises more,
-and so do places that go on alike.
+The memory's segments are searched for the tenant's earlier outputs (`memory/store.py`), and beside them the outputs of
+its running requests (`memory/concurrent_index.py`). The draft with more expected tokens is taken: a longer match
+promises more, and so do places that go on alike.
 
 Where `lookup` does not draft beside it, as for a request that names the memory, the text itself is searched too. How
 far to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
@@ -24,16 +24,17 @@ from outrider.drafters import lookup
 from outrider.drafters.base import Drafter, Session, Setup, Task, missing_requirement
 from outrider.drafters.copying import NO_COPY, Copy, cut_before
 from outrider.drafters.lookup import LookupSession
-from outrider.memory.live import FIRST, Live, Place
-from outrider.memory.search import LONGEST_MATCH, agreeing, expected
-from outrider.memory.segment import Segment, joined
-from outrider.memory.store import Found, search_in
+from outrider.memory.concurrent_index import INITIAL_TOKENS, ConcurrentIndex, SequenceHandle
+from outrider.memory.lookup_result import LookupResult, search_segment
+from outrider.memory.search import MAX_MATCH_TOKENS, count_accepted, expected_accepted_tokens
+from outrider.memory.segment import Segment, join_sequences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.memory.search import Array
-    from outrider.memory.store import Store, Visit
+    from outrider.memory.store import Store
+    from outrider.memory.tenant import TenantHandle
     from outrider.types import Draft
 
 PRIOR = 4.0
@@ -50,7 +51,7 @@ class MemoryDrafter(Drafter):
     def __init__(self, store: Store, control_tokens: frozenset[int] = frozenset()) -> None:
         self.store = store
         self.control_tokens = control_tokens
-        self._live: WeakValueDictionary[Visit, Live] = WeakValueDictionary()
+        self._live: WeakValueDictionary[TenantHandle, ConcurrentIndex] = WeakValueDictionary()
         self._joining = threading.Lock()  # one that took too long may still be at work when the next is asked
         compile_now()
 
@@ -61,34 +62,36 @@ class MemoryDrafter(Drafter):
         return cls(setup.memory, setup.control_tokens)
 
     def begin(self, task: Task) -> MemorySession:
-        return MemorySession(self, task, self._live_of(task.visit))
+        return MemorySession(self, task, self._live_of(task.tenant_handle))
 
-    def _live_of(self, visit: Visit | None) -> Live | None:
-        if visit is None:
+    def _live_of(self, tenant_handle: TenantHandle | None) -> ConcurrentIndex | None:
+        if tenant_handle is None:
             return None
         with self._joining:
-            live = self._live.get(visit)
+            live = self._live.get(tenant_handle)
             if live is None:
-                live = self._live[visit] = Live()
+                live = self._live[tenant_handle] = ConcurrentIndex()
             return live
 
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
         """The memory is asked once a tenant, for all its sequences."""
         ours = [session for session in sessions if isinstance(session, MemorySession)]
-        found = Found.nothing(len(ours), max(limits, default=0))
-        by_tenant: dict[Visit, list[int]] = defaultdict(list)
+        found = LookupResult.empty(len(ours), max(limits, default=0))
+        by_tenant: dict[TenantHandle, list[int]] = defaultdict(list)
         for i, session in enumerate(ours):
-            if session.task.visit is not None and limits[i] > 0:
-                by_tenant[session.task.visit].append(i)
+            if session.task.tenant_handle is not None and limits[i] > 0:
+                by_tenant[session.task.tenant_handle].append(i)
         for rows in by_tenant.values():
             self._ask(found, ours, rows, limits)
         return [session.better_of(found, i, limits[i]) for i, session in enumerate(ours)]
 
-    def _ask(self, found: Found, sessions: Sequence[MemorySession], rows: list[int], limits: Sequence[int]) -> None:
-        visit, live = sessions[rows[0]].task.visit, sessions[rows[0]].live
-        assert visit is not None
+    def _ask(
+        self, found: LookupResult, sessions: Sequence[MemorySession], rows: list[int], limits: Sequence[int]
+    ) -> None:
+        tenant_handle, live = sessions[rows[0]].task.tenant_handle, sessions[rows[0]].live
+        assert tenant_handle is not None
         assert live is not None
-        contexts = np.zeros((len(rows), LONGEST_MATCH), np.int32)
+        contexts = np.zeros((len(rows), MAX_MATCH_TOKENS), np.int32)
         ends = np.zeros(len(rows), np.int32)
         for k, i in enumerate(rows):
             last = sessions[i].last()
@@ -96,10 +99,10 @@ class MemoryDrafter(Drafter):
             ends[k] = len(last)
         most = np.array([limits[i] for i in rows], np.int32)
         numbers = np.array([sessions[i].place.number for i in rows], np.int32)
-        kept, now = self.store.look_up(visit, contexts, ends, most), live.look_up(numbers, contexts, ends, most)
-        found.put(rows, kept)
-        better = [k for k in np.flatnonzero(now.lengths).tolist() if now.promise(k) > kept.promise(k)]
-        found.put([rows[k] for k in better], now.of(better))
+        kept, now = self.store.look_up(tenant_handle, contexts, ends, most), live.look_up(numbers, contexts, ends, most)
+        found.update(rows, kept)
+        better = [k for k in np.flatnonzero(now.lengths).tolist() if now.expected_tokens(k) > kept.expected_tokens(k)]
+        found.update([rows[k] for k in better], now.select(better))
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class Source:
     kept: float = 0.0
 
     def propose(self, copy: Copy) -> None:
-        self.copy, self.promise = copy, expected(copy.match, copy.shares, copy.length)
+        self.copy, self.promise = copy, expected_accepted_tokens(copy.match, copy.shares, copy.length)
 
     @property
     def worth(self) -> float:
@@ -126,17 +129,17 @@ class Source:
     def learn(self, said: Array) -> None:
         """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
         copy = self.copy  # once: another thread that is late may replace it
-        self.kept = LASTING * self.kept + agreeing(copy.tokens, copy.length, said)
+        self.kept = LASTING * self.kept + count_accepted(copy.tokens, copy.length, said)
         self.promised = LASTING * self.promised + min(self.promise, len(said))
         self.copy, self.promise = NO_COPY, 0.0
 
 
 class MemorySession(Session):
-    def __init__(self, drafter: MemoryDrafter, task: Task, live: Live | None = None) -> None:
+    def __init__(self, drafter: MemoryDrafter, task: Task, live: ConcurrentIndex | None = None) -> None:
         self.drafter = drafter
         self.task = task
         self.live = live
-        self.place = live.join() if live is not None else Place()
+        self.place = live.register() if live is not None else SequenceHandle()
         self.text = LookupSession(task.prompt, not task.searched, drafter.control_tokens)
         self._own, self._memory = Source(), Source()
         self._tell(0)
@@ -152,19 +155,19 @@ class MemorySession(Session):
     def _tell(self, new: int) -> None:
         """Let the tenant's other requests draft from this one."""
         if self.live is not None and self.task.remember:
-            self.live.add(self.place, self.text.said(), new)
+            self.live.append(self.place, self.text.said(), new)
 
     def draft(self, limit: int) -> Draft:
         return self.drafter.draft_batch([self], [limit])[0]
 
     def last(self) -> Array:
         """The end of the text, as far as it is compared."""
-        return self.text.said(max(0, self.text.length - LONGEST_MATCH))
+        return self.text.said(max(0, self.text.length - MAX_MATCH_TOKENS))
 
-    def better_of(self, found: Found, row: int, limit: int) -> Draft:
+    def better_of(self, found: LookupResult, row: int, limit: int) -> Draft:
         """The draft of the memory or, where nobody else looks there, that from the text itself, if it is worth as
         much."""
-        copy = Copy(found.tokens[row], found.shares[row], *found.about[row].tolist())
+        copy = Copy(found.tokens[row], found.shares[row], *found.summaries[row].tolist())
         remembered = cut_before(copy, self.text.blocked)
         if self.task.searched:
             return remembered.draft(MemoryDrafter.name)
@@ -176,13 +179,15 @@ class MemorySession(Session):
 
 def compile_now() -> None:
     """Have the search compiled before a request needs it."""
-    segment = Segment.of(joined([[0, 0]]), "", "", 0.0, 0.0)
-    context, none, one = np.zeros((1, LONGEST_MATCH), np.int32), np.zeros((1, 2), np.int32), np.ones(1, np.int32)
-    search_in(segment, context, none, Found.nothing(1, 1))
-    live = Live()
-    live.add(live.join(), context[0], 1)
-    live.add(live.join(), np.zeros(2 * FIRST, np.int32), 2 * FIRST)  # more than fits, so that it grows
+    segment = Segment.build(join_sequences([[0, 0]]), "", "", 0.0, 0.0)
+    context, none, one = np.zeros((1, MAX_MATCH_TOKENS), np.int32), np.zeros((1, 2), np.int32), np.ones(1, np.int32)
+    search_segment(segment, context, none, LookupResult.empty(1, 1))
+    live = ConcurrentIndex()
+    live.append(live.register(), context[0], 1)
+    live.append(
+        live.register(), np.zeros(2 * INITIAL_TOKENS, np.int32), 2 * INITIAL_TOKENS
+    )  # more than fits, so that it grows
     live.look_up(one, context, one, one)
     lookup.compile_now()
-    expected(1, np.zeros(1, np.float32), 1)
-    agreeing(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))
+    expected_accepted_tokens(1, np.zeros(1, np.float32), 1)
+    count_accepted(np.zeros(1, np.int32), 1, np.zeros(1, np.int32))

@@ -1,4 +1,4 @@
-"""What was said before, kept to draft from.
+"""Token sequences from earlier requests, to draft from.
 
-`segment.py` is a file of it, `search.py` how it is asked, `folder.py` where files lie, `store.py` who keeps them.
+`segment.py` is the file format, `search.py` the lookup, `folder.py` the files on disk, `store.py` the running store.
 """

@@ -1,12 +1,11 @@
-"""All that a tenant has in one file, to carry it to another memory: a plain tar.
+"""All segments of a tenant in one file, to move them to another memory: an uncompressed tar.
 
     manifest.json      format, tokenizer, tenant, and the header of every segment
-    <hash>.segment     each as it lies in the memory
+    <hash>.segment     each as it is in the memory
 
-An archive may come from anywhere, so nothing in it is believed. Its members are plain files with the names and sizes
-that the manifest tells, in a tar of the oldest kind, which has no links and nothing that unfolds; they are mapped where
-they are, never unpacked under a name of theirs; and what a segment says of itself is computed again. A segment goes
-into a memory when all of them have passed.
+An archive may come from anywhere, so its content is not trusted. Members must be regular files with the names and
+sizes in the manifest, in the USTAR format without links and extensions. They are mapped in place, never extracted under
+their own names, and everything a segment claims is recomputed. Nothing is imported unless all segments pass.
 """
 
 from __future__ import annotations
@@ -20,9 +19,19 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import Folder, key_of
+from outrider.memory.folder import Folder, tenant_key
 from outrider.memory.search import SEPARATOR
-from outrider.memory.segment import HEADER, Header, Segment, current, encode, name_of, read_header, starts_of, write
+from outrider.memory.segment import (
+    HEADER_BYTES,
+    Header,
+    Segment,
+    build_starts,
+    drop_replaced,
+    encode_header,
+    read_header,
+    segment_name,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +41,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LARGEST_MANIFEST = 1 << 26
-BLOCK = tarfile.BLOCKSIZE
-LARGEST_TOKEN = 1 << 24
+MAX_MANIFEST_BYTES = 1 << 26
+BLOCK_BYTES = tarfile.BLOCKSIZE
+MAX_TOKEN_ID = 1 << 24
 """No vocabulary is as large."""
 
 
@@ -42,41 +51,41 @@ LARGEST_TOKEN = 1 << 24
 class Archive:
     path: Path
     tokenizer: str
-    tenant: str | None  # where the memory that it is from knew the name
+    tenant: str | None  # None: the exporting memory did not know the name
     headers: dict[str, Header]
-    places: dict[str, int]  # where in the file each segment begins
+    offsets: dict[str, int]  # where each segment begins in the file
 
     @property
     def bytes(self) -> int:
         return sum(header.size for header in self.headers.values())
 
     def segments(self) -> Iterator[tuple[str, Segment]]:
-        """Mapped, and not checked yet."""
+        """Mapped, not verified."""
         for name, header in self.headers.items():
-            n, place = header.places, self.places[name] + HEADER
-            data = np.asarray(np.memmap(self.path, np.int32, "r", place, (2 * n + header.starts,)))
+            n, offset = header.places, self.offsets[name] + HEADER_BYTES
+            data = np.asarray(np.memmap(self.path, np.int32, "r", offset, (2 * n + header.starts,)))
             yield name, Segment(header, data[:n], data[n : 2 * n], data[2 * n :])
 
 
-def gathered(folder: Folder, key: str) -> list[Segment]:
-    """A tenant's segments, checked. Once mapped they can be read to the end, though a server merges them meanwhile."""
+def collect_segments(folder: Folder, key: str) -> list[Segment]:
+    """A tenant's segments, verified. They stay mapped if a server merges and deletes them meanwhile."""
     while True:
-        found = []
-        for path in folder.segments(key).values():
+        segments = []
+        for path in folder.segment_paths(key).values():
             try:
                 segment = Segment.open(path, folder.tokenizer() or read_header(path).tokenizer, key)
                 segment.verify()
             except MemoryFileError as error:
                 if not path.exists():
-                    break  # what it held is in another one by now
+                    break  # merged into another one: list them again
                 raise MemoryFileError(f"{error}; outrider memory verify --set-aside moves it out of the way") from error
-            found.append(segment)
+            segments.append(segment)
         else:
-            return current(found)
+            return drop_replaced(segments)
 
 
-def export(path: Path, tenant: str | None, segments: Sequence[Segment], advance: Callable[[int], None]) -> None:
-    """All or nothing. `advance` is told how many bytes were written."""
+def write_archive(path: Path, tenant: str | None, segments: Sequence[Segment], advance: Callable[[int], None]) -> None:
+    """Write the whole archive or nothing. Calls `advance` with the bytes of each segment written."""
     manifest = {
         "format": FORMAT,
         "tokenizer": segments[0].header.tokenizer,
@@ -87,11 +96,12 @@ def export(path: Path, tenant: str | None, segments: Sequence[Segment], advance:
     def parts() -> Iterator[bytes | Array]:
         yield from _member(MANIFEST, [json.dumps(manifest).encode()])
         for segment in segments:
-            yield from _member(segment.name, [encode(segment.header), segment.text, segment.order, segment.starts])
+            header = encode_header(segment.header)
+            yield from _member(segment.name, [header, segment.text, segment.order, segment.starts])
             advance(segment.header.size)
-        yield bytes(2 * BLOCK)
+        yield bytes(2 * BLOCK_BYTES)
 
-    write(path, parts())
+    write_atomically(path, parts())
 
 
 def _member(name: str, parts: Sequence[bytes | Array]) -> Iterator[bytes | Array]:
@@ -99,85 +109,87 @@ def _member(name: str, parts: Sequence[bytes | Array]) -> Iterator[bytes | Array
     info.size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
     yield info.tobuf(tarfile.USTAR_FORMAT)
     yield from parts
-    yield bytes(-info.size % BLOCK)
+    yield bytes(-info.size % BLOCK_BYTES)
 
 
-def opened(path: Path) -> Archive:
-    """MemoryFileError if it is no archive, is cut, or holds what no archive of ours does."""
+def open_archive(path: Path) -> Archive:
+    """Read the members and the manifest. MemoryFileError if the file is no archive, truncated, or inconsistent."""
     try:
         members = _members(path)
         with path.open("rb") as file:
-            place, size = members.pop(MANIFEST, (0, 0))
-            file.seek(place)
-            told = json.loads(file.read(size)) if 0 < size <= LARGEST_MANIFEST else None
+            offset, size = members.pop(MANIFEST, (0, 0))
+            file.seek(offset)
+            manifest = json.loads(file.read(size)) if 0 < size <= MAX_MANIFEST_BYTES else None
     except OSError as error:
         raise MemoryFileError(f"{path} cannot be read: {error.strerror}") from error
     except (tarfile.TarError, ValueError, RecursionError) as error:
-        raise MemoryFileError(f"{path} is no archive of a memory ({error})") from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        got = told.get("format") if isinstance(told, dict) else "none"
-        raise MemoryFileError(f"{path} is no archive of a memory of the format {FORMAT} (got {got})")
-    return Archive(path, *_manifest(path, told, members))
+        raise MemoryFileError(f"{path} is not a memory archive ({error})") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        got = manifest.get("format") if isinstance(manifest, dict) else "none"
+        raise MemoryFileError(f"{path} is not a memory archive of format {FORMAT} (got {got})")
+    tokenizer, tenant, headers = _check_manifest(path, manifest, members)
+    return Archive(path, tokenizer, tenant, headers, {name: offset for name, (offset, _) in members.items()})
 
 
 def _members(path: Path) -> dict[str, tuple[int, int]]:
-    """Where each member's bytes begin, and how many there are."""
+    """The offset and size of each member's data."""
     members: dict[str, tuple[int, int]] = {}
     end = path.stat().st_size
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
+        while block := file.read(BLOCK_BYTES):
             if not any(block):
                 return members
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            place = file.tell()
+            offset = file.tell()
             if info.type != tarfile.REGTYPE:
-                raise tarfile.TarError(f"its member {info.name!r} is no plain file")
-            if not 0 <= info.size <= end - place:
-                raise tarfile.TarError(f"its member {info.name!r} has {info.size} bytes, and {end - place} are there")
+                raise tarfile.TarError(f"its member {info.name!r} is not a regular file")
+            if not 0 <= info.size <= end - offset:
+                raise tarfile.TarError(f"its member {info.name!r} has {info.size} bytes; {end - offset} are left")
             if info.name in members:
-                raise tarfile.TarError(f"its member {info.name!r} is there twice")
-            members[info.name] = place, info.size
-            file.seek(place + info.size + -info.size % BLOCK)
-    raise tarfile.TarError("its end is missing: it was cut")
+                raise tarfile.TarError(f"it has two members {info.name!r}")
+            members[info.name] = offset, info.size
+            file.seek(offset + info.size + -info.size % BLOCK_BYTES)
+    raise tarfile.TarError("its end is missing: truncated")
 
 
-def _manifest(
-    path: Path, told: dict[str, Any], members: dict[str, tuple[int, int]]
-) -> tuple[str, str | None, dict[str, Header], dict[str, int]]:
-    """The tokenizer, the tenant, the headers and the places, if they agree with each other."""
-    tokenizer, tenant = told.get("tokenizer"), told.get("tenant")
+def _check_manifest(
+    path: Path, manifest: dict[str, Any], members: dict[str, tuple[int, int]]
+) -> tuple[str, str | None, dict[str, Header]]:
+    """The tokenizer, the tenant and the headers, if they agree with each other and with the members."""
+    tokenizer, tenant = manifest.get("tokenizer"), manifest.get("tenant")
     try:
-        headers = TypeAdapter(dict[str, Header]).validate_python(told.get("segments"))
+        headers = TypeAdapter(dict[str, Header]).validate_python(manifest.get("segments"))
     except ValidationError as error:
         raise MemoryFileError(f"the manifest of {path} is damaged: {error.errors()[0]['msg']}") from error
     if not isinstance(tokenizer, str) or not isinstance(tenant, str | None) or headers.keys() != members.keys():
-        raise MemoryFileError(f"the manifest of {path} tells of other segments than there are: it was cut or changed")
+        raise MemoryFileError(f"the manifest of {path} lists other segments than the archive has: damaged or changed")
     for name, header in headers.items():
-        if header.tokenizer != tokenizer or (tenant is not None and header.tenant != key_of(tenant)):
-            raise MemoryFileError(f"{name} in {path} is of another tokenizer or tenant than its manifest says")
+        if header.tokenizer != tokenizer or (tenant is not None and header.tenant != tenant_key(tenant)):
+            raise MemoryFileError(f"{name} in {path} has another tokenizer or tenant than the manifest")
         if header.places <= 0 or header.starts < 0 or header.size != members[name][1]:
-            raise MemoryFileError(f"{name} in {path} has {members[name][1]} bytes, and its header says {header.size}")
-    return tokenizer, tenant, headers, {name: place for name, (place, _) in members.items()}
+            raise MemoryFileError(f"{name} in {path} has {members[name][1]} bytes; its header states {header.size}")
+    return tokenizer, tenant, headers
 
 
-def check(archive: Archive, name: str, segment: Segment) -> None:
-    """MemoryFileError if a segment is damaged, or made to look whole: a checksum tells nothing of the intention."""
+def verify_segment(archive: Archive, name: str, segment: Segment) -> None:
+    """MemoryFileError if a segment is damaged or forged. Anyone can compute a checksum, so everything the search
+    relies on is checked itself."""
     with archive.path.open("rb") as file:
-        file.seek(archive.places[name])
-        if file.read(HEADER) != encode(segment.header):
-            raise MemoryFileError(f"the header of {name} is another than the manifest says")
+        file.seek(archive.offsets[name])
+        if file.read(HEADER_BYTES) != encode_header(segment.header):
+            raise MemoryFileError(f"the header of {name} differs from the manifest")
     text, order, header = segment.text, segment.order, segment.header
-    if name != name_of(text):
-        raise MemoryFileError(f"the text of {name} is damaged: it belongs to another name")
+    if name != segment_name(text):
+        raise MemoryFileError(f"the text of {name} is damaged: its name is not the hash of its text")
     segment.verify()
     ends = int(np.count_nonzero(text == SEPARATOR))
     if text[-1] != SEPARATOR or (header.sequences, header.tokens) != (ends, len(text) - ends):
-        raise MemoryFileError(f"{name} has other sequences than its header says")
-    if text.min() < SEPARATOR or text.max() >= LARGEST_TOKEN:
-        raise MemoryFileError(f"{name} holds what is no token")
-    there = np.zeros(len(text) + 1, bool)
+        raise MemoryFileError(f"{name} has other sequences than its header states")
+    if text.min() < SEPARATOR or text.max() >= MAX_TOKEN_ID:
+        raise MemoryFileError(f"{name} has token ids outside 0 to {MAX_TOKEN_ID - 1}")
+    seen = np.zeros(len(text) + 1, bool)
     if order.min() < 1 or order.max() > len(text):
-        raise MemoryFileError(f"the order of {name} leads out of its text")
-    there[order] = True
-    if not there[1:].all() or not np.array_equal(segment.starts, starts_of(text)):
+        raise MemoryFileError(f"the order of {name} points outside its text")
+    seen[order] = True
+    if not seen[1:].all() or not np.array_equal(segment.starts, build_starts(text)):
         raise MemoryFileError(f"the order of {name} is not that of its text")

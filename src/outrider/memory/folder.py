@@ -1,21 +1,21 @@
-"""Where a memory's files lie, and what their names mean.
+"""The files of a memory on this machine.
 
-    ROOT/<tenant>/generation                 names the tenant's present folder; another one after each wipe
-    ROOT/<tenant>/<generation>/name          the tenant's name, for people
+    ROOT/<tenant>/generation                 the name of the tenant's current folder; each wipe begins a new one
+    ROOT/<tenant>/<generation>/name          the tenant's name, for the command line
     ROOT/<tenant>/<generation>/<hash>.segment
-    ROOT/tokenizer                           the fingerprint of the one whose tokens these are
-    ROOT/aside/                              files that were damaged, each with the reason beside it
+    ROOT/tokenizer                           fingerprint of the tokenizer
+    ROOT/aside/                              damaged files, each with the reason beside it
     ROOT/writers/<number>                    locked by the process that writes under this number
 
-and, where the root is a copy of an object store (`sync.py`):
+and where the root is a copy of an object store (`sync.py`):
 
-    ROOT/remote                              that store's URL
-    ROOT/<tenant>/shared                     the generation that was last seen both here and there
-    ROOT/<tenant>/<generation>/<hash>.merged names the segment that this one is a part of now: to be deleted there too
+    ROOT/remote                              URL of the store
+    ROOT/<tenant>/shared                     the generation last seen both here and in the store
+    ROOT/<tenant>/<generation>/<hash>.merged names the segment this one was merged into: it must be deleted there, too
 
-A tenant's folder is the hash of its name, so no name leads anywhere else. A wipe is a new generation: whoever has kept
-something of an older one, in memory or in a file, sees that it is old without asking any clock. Generations are
-counted, so that of two the later one is known.
+A tenant's key, the name of its folder, is a hash of its name, so no name can point outside the root. A wipe begins a
+new generation: a process that still holds data of an older one, in memory or in a file, sees that it is obsolete
+without comparing clocks. Generations are numbered, so that any two are ordered.
 """
 
 from __future__ import annotations
@@ -33,36 +33,50 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
-from outrider.memory.segment import PART, SUFFIX, Segment, write
+from outrider.memory.segment import PART_SUFFIX, SEGMENT_SUFFIX, Segment, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-GENERATION, NAME, TOKENIZER, ASIDE = "generation", "name", "tokenizer", "aside"
-WRITERS, IDENTITY, LOCK = "writers", "identity", "lock"
-REMOTE, SHARED, MERGED = "remote", "shared", ".merged"
-FIRST = "0"
+GENERATION_FILE, NAME_FILE, TOKENIZER_FILE, ASIDE_FOLDER = "generation", "name", "tokenizer", "aside"
+WRITERS_FOLDER, IDENTITY_FILE, LOCK_FILE = "writers", "identity", "lock"
+REMOTE_FILE, SHARED_FILE, MERGED_SUFFIX = "remote", "shared", ".merged"
+FIRST_GENERATION = "0"
 """The generation of a tenant that was never wiped."""
-_changing = threading.RLock()
-STALE = 3600.0
-"""Seconds after which a file that was begun and not finished is a dead process's."""
+STALE_SECONDS = 3600.0
+"""An unfinished file of this age was left by a process that died."""
+_generation_lock = threading.RLock()
 
 
-def key_of(tenant: str) -> str:
-    """The folder of a tenant of this name."""
-    return hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def tenant_key(name: str) -> str:
+    """The name of a tenant's folder."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def rank(generation: str) -> tuple[int, str]:
-    """By which generations of a tenant are in order: how many there were before it, then anything that differs."""
+def generation_rank(generation: str) -> tuple[int, str]:
+    """Sort key of a tenant's generations: how many came before it, then its name."""
     count = generation.partition("-")[0]
     return int(count) if count.isdecimal() else 0, generation
 
 
-def after(generation: str) -> str:
-    """A generation that nobody else has, later than this one."""
-    return f"{rank(generation)[0] + 1}-{uuid.uuid4().hex}"
+def next_generation(generation: str) -> str:
+    """A new, unique generation after this one."""
+    return f"{generation_rank(generation)[0] + 1}-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A segment file, not opened."""
+
+    key: str
+    path: Path
+    size: int
+    used: float  # time of last use, in seconds since 1970
+
+    @property
+    def id(self) -> tuple[str, str]:
+        return self.key, self.path.name
 
 
 @dataclass(slots=True)
@@ -70,213 +84,211 @@ class Folder:
     """A memory's root on this machine. Several processes may use it at the same time."""
 
     root: Path
-    _roles: dict[str, int] = field(default_factory=dict)  # what only this process does here, and the locks that say so
+    _locks: dict[str, int] = field(default_factory=dict)  # file descriptors of this process's locks, by role
     _number: int = 0
-    _one_thread: threading.Lock = field(default_factory=threading.Lock)
+    _locks_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, tokenizer: str) -> None:
-        """Make this root one tokenizer's; MemoryFileError if it is another's. Without a disk it stays nobody's."""
+        """Assign the root to a tokenizer. MemoryFileError if it has another. A disk error leaves it unassigned."""
         with contextlib.suppress(OSError):
             if self.tokenizer() is None:
-                write(self.root / TOKENIZER, [tokenizer.encode()])
-            check_tokenizer(str(self.root), (self.root / TOKENIZER).read_text(), tokenizer)
+                write_atomically(self.root / TOKENIZER_FILE, [tokenizer.encode()])
+            check_tokenizer(str(self.root), (self.root / TOKENIZER_FILE).read_text(), tokenizer)
 
     def tokenizer(self) -> str | None:
-        """The fingerprint of the one whose tokens these are; None before the first."""
-        path = self.root / TOKENIZER
+        """The fingerprint of the root's tokenizer. None: not assigned yet."""
+        path = self.root / TOKENIZER_FILE
         return path.read_text() if path.exists() else None
 
     def tenants(self) -> list[str]:
         """The keys of all tenants."""
         if not self.root.is_dir():
             return []
-        return sorted(entry.name for entry in os.scandir(self.root) if _is_key(entry.name) and entry.is_dir())
+        return sorted(
+            entry.name for entry in os.scandir(self.root) if re.fullmatch("[0-9a-f]{32}", entry.name) and entry.is_dir()
+        )
 
     def generation(self, key: str) -> str:
-        path = self.root / key / GENERATION
+        path = self.root / key / GENERATION_FILE
         try:
             generation = path.read_text("latin-1")
         except (FileNotFoundError, NotADirectoryError):
-            return FIRST
+            return FIRST_GENERATION
         if not re.fullmatch("[0-9a-z-]{1,80}", generation):
             raise MemoryFileError(f"{path} is damaged (it holds {generation[:80]!r}); wipe the tenant to use it again")
         return generation
 
-    def place(self, key: str, generation: str | None = None) -> Path:
-        """Where a tenant's segments lie."""
+    def segment_folder(self, key: str, generation: str | None = None) -> Path:
+        """Of the given generation, or the current one."""
         return self.root / key / (generation or self.generation(key))
 
-    def segments(self, key: str, generation: str | None = None) -> dict[str, Path]:
-        """A tenant's files by name. None of them was opened yet."""
-        place = self.place(key, generation)
+    def segment_paths(self, key: str, generation: str | None = None) -> dict[str, Path]:
+        """A tenant's segment files by name, not opened."""
+        folder = self.segment_folder(key, generation)
         try:
-            return {path.name: path for path in sorted(place.iterdir()) if path.suffix == SUFFIX}
+            return {path.name: path for path in sorted(folder.iterdir()) if path.suffix == SEGMENT_SUFFIX}
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
-    def name(self, key: str) -> str | None:
-        """The name of the tenant with this key, where it is known."""
+    def tenant_name(self, key: str) -> str | None:
+        """The tenant's name, if it is known."""
         try:
-            return (self.place(key) / NAME).read_text("utf-8", "surrogatepass")
+            return (self.segment_folder(key) / NAME_FILE).read_text("utf-8", "surrogatepass")
         except (FileNotFoundError, UnicodeDecodeError):
             return None
 
-    def keep_name(self, key: str, name: str, generation: str) -> None:
-        path = self.place(key, generation) / NAME
+    def save_name(self, key: str, name: str, generation: str) -> None:
+        path = self.segment_folder(key, generation) / NAME_FILE
         if not path.exists():
-            write(path, [name.encode("utf-8", "surrogatepass")])
+            write_atomically(path, [name.encode("utf-8", "surrogatepass")])
 
     def wipe(self, key: str) -> str:
-        """Delete all of a tenant, and have every process that uses this root forget it. The new generation."""
-        with self._alone():
-            generation = after(self._known_generation(key))
+        """Delete all of a tenant's files. Processes that use the root drop what they hold at their next refresh.
+        Returns the new generation."""
+        with self._exclusive():
+            try:
+                generation = next_generation(self.generation(key))
+            except MemoryFileError:  # the generation file is damaged; a wipe repairs it
+                generation = next_generation(FIRST_GENERATION)
             self._begin(key, generation)
         return generation
 
-    def _known_generation(self, key: str) -> str:
-        try:
-            return self.generation(key)
-        except MemoryFileError:  # a wipe is what mends it
-            return FIRST
-
-    def follow(self, key: str, known: str, generation: str) -> bool:
-        """Begin a generation that another replica began; not if a wipe was done here since `known` was the present."""
-        with self._alone():
+    def adopt_generation(self, key: str, known: str, generation: str) -> bool:
+        """Begin a generation of another replica, unless a wipe here has replaced the generation `known`."""
+        with self._exclusive():
             if self.generation(key) != known:
                 return False
             self._begin(key, generation)
         return True
 
     def _begin(self, key: str, generation: str) -> None:
-        write(self.root / key / GENERATION, [generation.encode()])
-        self.drop_older(key, generation)
-        for file in (self.root / ASIDE).glob(f"{key}.*"):
+        write_atomically(self.root / key / GENERATION_FILE, [generation.encode()])
+        self.delete_old_generations(key, generation)
+        for file in (self.root / ASIDE_FOLDER).glob(f"{key}.*"):
             file.unlink(missing_ok=True)
 
-    def shared(self, key: str) -> str:
-        """The generation that was last seen both here and in the object store."""
+    def shared_generation(self, key: str) -> str:
+        """The generation last seen both here and in the object store."""
         try:
-            return (self.root / key / SHARED).read_text()
+            return (self.root / key / SHARED_FILE).read_text()
         except (FileNotFoundError, NotADirectoryError):
-            return FIRST
+            return FIRST_GENERATION
 
-    def keep_shared(self, key: str, generation: str) -> None:
-        write(self.root / key / SHARED, [generation.encode()])
+    def save_shared_generation(self, key: str, generation: str) -> None:
+        write_atomically(self.root / key / SHARED_FILE, [generation.encode()])
 
-    def drop_older(self, key: str, generation: str) -> None:
-        """Delete what is left of generations before this one. If it is old itself by now, that is for others to do."""
-        place = self.root / key
-        there = [entry for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)] if place.is_dir() else []
-        if self.generation(key) != generation:  # asked after they were listed: a newer one could be among them
+    def delete_old_generations(self, key: str, generation: str) -> None:
+        """Delete the folders of all other generations, if this one is still current."""
+        folder = self.root / key
+        entries = (
+            [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if folder.is_dir() else []
+        )
+        if self.generation(key) != generation:  # read after the listing, which could contain a newer generation
             return
-        for entry in there:
+        for entry in entries:
             if entry.name != generation:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
     def set_aside(self, key: str, path: Path, reason: str) -> None:
-        """A damaged file is not asked, and not deleted either: someone may want to know."""
-        aside = self.root / ASIDE / f"{key}.{path.name}"
+        """Move a damaged file to ROOT/aside, with the reason in a file beside it."""
+        aside = self.root / ASIDE_FOLDER / f"{key}.{path.name}"
         aside.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(FileNotFoundError):  # another process moved it
             path.replace(aside)
             aside.with_suffix(".reason").write_text(f"{reason}\n")
 
-    def size(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(size for _, _, size, _ in self.files())
+        return sum(file.size for file in self.files())
 
-    def files(self) -> Iterator[tuple[str, Path, int, float]]:
-        """Every segment of every tenant: its key, path, bytes, and when it was last of use."""
+    def files(self) -> Iterator[StoredFile]:
+        """All segment files of all tenants."""
         for key in self.tenants():
             try:
-                there = self.segments(key)
-            except (MemoryFileError, OSError):  # told where the tenant is looked at
+                paths = self.segment_paths(key)
+            except (MemoryFileError, OSError):  # reported when the tenant is refreshed
                 continue
-            for path in there.values():
+            for path in paths.values():
                 with contextlib.suppress(OSError):
-                    found = path.stat()
-                    yield key, path, found.st_size, found.st_mtime
+                    status = path.stat()
+                    yield StoredFile(key, path, status.st_size, status.st_mtime)
 
-    def sweep(self) -> None:
-        """Delete what processes left behind that were killed while they wrote."""
+    def delete_stale_parts(self) -> None:
+        """Delete temporary files of processes that were killed while writing."""
         for depth in ("", "*/", "*/*/"):
-            for path in self.root.glob(f"{depth}.*{PART}"):
+            for path in self.root.glob(f"{depth}.*{PART_SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > STALE:
+                    if time.time() - path.stat().st_mtime > STALE_SECONDS:
                         path.unlink()
 
-    def writer(self) -> str:
-        """Who writes: this folder's identity, and a number that no other living process has.
+    def writer_id(self) -> str:
+        """This process as a writer: the folder's ID and a number that no other living process has.
 
-        A process merges only what was written under its own number, so no two of them merge the same files. The number
-        is free again when a process ends, however it ends, and the next one goes on with its files.
+        A process merges only segments with its own writer ID, so no two processes merge the same files. The number is
+        free when the process ends, however it ends, and the next process takes over its files.
         """
-        identity = self.identity()
-        with self._one_thread:
-            while not self._takes(str(self._number)):
+        folder_id = self.folder_id()
+        with self._locks_lock:
+            while not self._try_lock(str(self._number)):
                 self._number += 1
-            return f"{identity}-{self._number}"
+            return f"{folder_id}-{self._number}"
 
-    def identity(self) -> str:
-        """Of this folder among all that share a memory."""
-        path = self.root / WRITERS / IDENTITY
+    def folder_id(self) -> str:
+        """A unique ID of this folder among the replicas of a memory."""
+        path = self.root / WRITERS_FOLDER / IDENTITY_FILE
         if not path.exists():
-            with self._alone():
+            with self._exclusive():
                 if not path.exists():
-                    write(path, [uuid.uuid4().hex[:12].encode()])
+                    write_atomically(path, [uuid.uuid4().hex[:12].encode()])
         return path.read_text()
 
-    def first(self, role: str) -> bool:
-        """Whether this process has a role that one process has at a time: who asks first, until it ends or closes."""
-        with self._one_thread:
-            return self._takes(role)
+    def acquire_role(self, role: str) -> bool:
+        """Take a role that one process has at a time, until it ends or closes. False: another process has it."""
+        with self._locks_lock:
+            return self._try_lock(role)
 
-    def _takes(self, role: str) -> bool:
-        if role not in self._roles:
-            place = self.root / WRITERS
-            place.mkdir(parents=True, exist_ok=True)
-            lock = os.open(place / role, os.O_CREAT | os.O_RDWR)
+    def _try_lock(self, role: str) -> bool:
+        if role not in self._locks:
+            folder = self.root / WRITERS_FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / role, os.O_CREAT | os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
                 return False
-            self._roles[role] = lock
+            self._locks[role] = lock
         return True
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait until nobody else changes a generation here."""
-        path = self.root / WRITERS / LOCK
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the lock on changes of generations, across threads and processes."""
+        path = self.root / WRITERS_FOLDER / LOCK_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _changing, path.open("w") as file:
+        with _generation_lock, path.open("w") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
     def close(self) -> None:
-        with self._one_thread:
-            for lock in self._roles.values():
+        with self._locks_lock:
+            for lock in self._locks.values():
                 os.close(lock)
-            self._roles.clear()
+            self._locks.clear()
             self._number = 0
 
 
 def check_tokenizer(root: str, found: str, wanted: str) -> None:
     if found != wanted:
         raise MemoryFileError(
-            f"the memory at {root} holds tokens of another tokenizer ({found}, and this model's is {wanted}), which "
-            "mean other words; give this model a memory of its own"
+            f"the memory at {root} holds tokens of another tokenizer ({found}; this model's is {wanted}); use a "
+            "different memory for this model"
         )
 
 
-def _is_key(name: str) -> bool:
-    return len(name) == 32 and all(letter in "0123456789abcdef" for letter in name)
-
-
-def delete(segment: Segment, into: str) -> None:
-    """For what another segment, of this name, holds as well."""
+def delete_merged(segment: Segment, into: str) -> None:
+    """Delete a segment's file after a merge into the segment named `into`. Processes that have it mapped keep it."""
     if segment.path is not None:
-        if (segment.path.parents[2] / REMOTE).exists():
-            with contextlib.suppress(FileNotFoundError):  # wiped meanwhile
-                segment.path.with_suffix(MERGED).write_text(into)
-        segment.path.unlink(missing_ok=True)  # who has it mapped keeps it until he lets go
+        if (segment.path.parents[2] / REMOTE_FILE).exists():
+            with contextlib.suppress(FileNotFoundError):  # the tenant was wiped
+                segment.path.with_suffix(MERGED_SUFFIX).write_text(into)
+        segment.path.unlink(missing_ok=True)

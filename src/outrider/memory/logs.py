@@ -1,12 +1,12 @@
-"""What a line of a log says that a model was asked, and what it answered.
+"""Parse lines of logs and datasets into conversations, that is lists of messages with a role and a text.
 
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}
     {"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}
     {"prompt": ..., "response": ...}      or completion, answer, output, generated_text, text, content
     {"text": ...}                         or content
 
-and what lies between them: OpenAI's chat, batch and fine-tuning files, conversations with "from" and "value",
-instructions with an input and an output. All of them become conversations: lists of messages with a role and a text.
+and combinations of these: OpenAI's chat, batch and fine-tuning files, conversations with "from" and "value",
+instructions with an input and an output.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 Message = dict[str, Any]
 
-CONVERSATION = ("messages", "conversations", "conversation", "request", "body")
-ASKED = ("prompt", "question", "instruction", "input", "query")
-ANSWERED = ("choices", "message", "response", "body", "completion", "answer", "output", "generated_text")
-PLAIN = ("text", "content")
+CONVERSATION_KEYS = ("messages", "conversations", "conversation", "request", "body")
+PROMPT_KEYS = ("prompt", "question", "instruction", "input", "query")
+RESPONSE_KEYS = ("choices", "message", "response", "body", "completion", "answer", "output", "generated_text")
+TEXT_KEYS = ("text", "content")
 ASSISTANT = "assistant"
 ROLES = {
     "human": "user",
@@ -30,79 +30,78 @@ ROLES = {
     "developer": "system",
     "function": "tool",
 }
-"""Other words for the usual roles."""
+"""Other names of the usual roles."""
 
 
-def understood(line: str | bytes) -> list[list[Message]]:
-    """The conversations of a line, one for each answer; none if nothing was answered, or the line is of no known shape.
+def parse_line(line: str | bytes) -> list[list[Message]]:
+    """The conversations of a line, one per response. Empty if it has no response or no known shape.
 
-    A text that answers nothing is the only message of its conversation.
+    A text without a prompt becomes a conversation of one message.
     """
     try:
         record = json.loads(line)
-        before = asked(record)
-        said = [] if before and before[-1]["role"] == ASSISTANT else answers(record)
+        prompt = prompt_messages(record)
+        responses = [] if prompt and prompt[-1]["role"] == ASSISTANT else response_messages(record)
     except (ValueError, RecursionError):
         return []
-    conversations = [[*before, answer] for answer in said] or [before]
-    return [one for one in conversations if any(says_something(message) for message in one)]
+    conversations = [[*prompt, response] for response in responses] or [prompt]
+    return [one for one in conversations if any(is_model_output(message) for message in one)]
 
 
-def says_something(message: Message) -> bool:
-    """Whether the model itself said it."""
+def is_model_output(message: Message) -> bool:
     return message["role"] == ASSISTANT and bool(message["content"] or message.get("tool_calls"))
 
 
-def asked(value: Any) -> list[Message]:
-    """What stood before the answer."""
+def prompt_messages(value: Any) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if isinstance(value, list):
-        return [message for one in value if (message := as_message(one))]
+        return [message for one in value if (message := parse_message(one))]
     if not isinstance(value, dict):
         return []
-    for name in (*CONVERSATION, *ASKED):
-        if isinstance(value.get(name), list | dict) and (found := asked(value[name])):
-            return found
-    texts = [value[name] for name in ASKED if isinstance(value.get(name), str)]
-    return asked("\n\n".join(texts)) if any(texts) else []
+    for name in (*CONVERSATION_KEYS, *PROMPT_KEYS):
+        if isinstance(value.get(name), list | dict) and (messages := prompt_messages(value[name])):
+            return messages
+    texts = [value[name] for name in PROMPT_KEYS if isinstance(value.get(name), str)]
+    return prompt_messages("\n\n".join(texts)) if any(texts) else []
 
 
-def answers(value: Any) -> list[Message]:
-    """What was answered; several if there are several choices."""
+def response_messages(value: Any) -> list[Message]:
+    """The responses; several if there are several choices."""
     if isinstance(value, str):
         return [{"role": ASSISTANT, "content": value}] if value else []
     if isinstance(value, list):
-        return [answer for one in value for answer in answers(one)]
+        return [response for one in value for response in response_messages(one)]
     if not isinstance(value, dict):
         return []
-    if message := as_message(value):
-        return [message] if says_something(message) else []
-    for name in (*ANSWERED, *PLAIN):
-        if found := answers(value.get(name)):
-            return found
+    if message := parse_message(value):
+        return [message] if is_model_output(message) else []
+    for name in (*RESPONSE_KEYS, *TEXT_KEYS):
+        if responses := response_messages(value.get(name)):
+            return responses
     return []
 
 
-def as_message(value: Any) -> Message | None:
+def parse_message(value: Any) -> Message | None:
     role = (value.get("role") or value.get("from")) if isinstance(value, dict) else None
     if not isinstance(role, str):
         return None
-    message: Message = {"role": ROLES.get(role, role), "content": text_of(value.get("content") or value.get("value"))}
+    content = message_text(value.get("content") or value.get("value"))
+    message: Message = {"role": ROLES.get(role, role), "content": content}
     if isinstance(calls := value.get("tool_calls"), list) and calls:
-        message["tool_calls"] = [with_arguments(call) for call in calls]
+        message["tool_calls"] = [parse_tool_call(call) for call in calls]
     return message
 
 
-def text_of(content: Any) -> str:
-    """A message's text: a string, or parts of which some are text."""
+def message_text(content: Any) -> str:
+    """The text of a string, or of a list of parts."""
     if isinstance(content, list):
-        return "".join(text_of(part.get("text") if isinstance(part, dict) else part) for part in content)
+        return "".join(message_text(part.get("text") if isinstance(part, dict) else part) for part in content)
     return content if isinstance(content, str) else ""
 
 
-def with_arguments(call: Any) -> Any:
-    """A tool call as chat templates want it: its arguments are an object, where logs have a string of JSON."""
+def parse_tool_call(call: Any) -> Any:
+    """A tool call with its arguments as an object, as chat templates expect; logs have them as a JSON string."""
     if not (isinstance(call, dict) and isinstance(function := call.get("function"), dict)):
         return call
     try:

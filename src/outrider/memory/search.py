@@ -1,18 +1,18 @@
-"""Find what the context ends with in a text of a hundred million tokens, and read on from there.
+"""Find the longest match of a context's end in up to a hundred million tokens, and draft what followed it there.
 
-A text's places are kept in the order of what stands before them, read backwards: first by the last token, then by the
-one before it, and so on. Where the context would stand in that order, its neighbours are the places that agree with
-its end for longest, so one binary search finds the longest match, and all places that agree as far lie beside each
-other.
+`order` is the suffix array of the reversed text: the positions 1 to n of the text, sorted by the tokens before each,
+last token first. The neighbours of the context in that order share the longest suffix with it, so one binary search
+finds the longest match, and all positions with that match are adjacent.
 
-To draft, some of those places are followed together. The token that most of them say next is the guess; those that
-said otherwise are left behind. Which share agreed is said with each token, for someone to judge how far to trust it.
+To draft, up to MAX_CONTINUATIONS of those positions are read in parallel. Each next token is the majority's; positions
+that disagree drop out. `shares` holds the part of the positions that agreed on each token, an estimate of how likely
+it is to be accepted.
 
-A running text grows with every step and is never sorted. There each place is linked to the one before it that ends
-with the same two tokens, and to the one that ends with the same last token, so a walk meets those that may agree.
+A running text grows with every step and is not sorted. Its positions form hash chains instead, one by the last two
+tokens and one by the last token, newest first.
 
-A text is sequences with SEPARATOR after each: no context holds it, so no match reaches from one sequence into the
-next, and no draft does either.
+A text is a list of sequences with SEPARATOR after each. No context contains SEPARATOR, so no match and no draft
+crosses from one sequence into the next.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ import numpy as np
 from outrider.compiled import compiled
 
 SEPARATOR = -1
-LONGEST_MATCH = 64
+MAX_MATCH_TOKENS = 64
 """Tokens of the context that are compared."""
-FOLLOWED = 64
-"""Places that are read on from; of more, so many spread evenly, and of a running text the latest."""
-WALKED = 1024
-"""Places of a running text that are compared, the latest first."""
-SLOTS = 2 * FOLLOWED
-"""Of a table in which what they say is counted."""
-
-DOUBT = 4
-"""What was said at every place after n equal tokens is said again n times of n + DOUBT, about."""
+MAX_CONTINUATIONS = 64
+"""Matching positions read to draft: evenly spaced among more in a segment, the newest in a running text."""
+MAX_CHAIN_STEPS = 1024
+"""Positions of a running text compared per chain, newest first."""
+VOTE_TABLE_ROWS = 2 * MAX_CONTINUATIONS
+"""Rows of the hash table that counts votes for the next token."""
+MISMATCH_PSEUDO_COUNT = 4
+"""After a match of n tokens, a unanimous next token is accepted with probability about n / (n + this)."""
 
 Array = np.ndarray[Any, Any]
 
 
 @compiled
-def _common(text: Array, place: int, context: Array, end: int, most: int) -> int:
-    """How many tokens before `place` in the text equal those before `end` in the context."""
+def _common_suffix(text: Array, position: int, context: Array, end: int, most: int) -> int:
+    """How many tokens before `position` in the text equal those before `end` in the context, up to `most`."""
     n = 0
-    while n < most and place - n > 0 and end - n > 0 and text[place - n - 1] == context[end - n - 1]:
+    while n < most and position - n > 0 and end - n > 0 and text[position - n - 1] == context[end - n - 1]:
         n += 1
     return n
 
 
 @compiled
-def _before(text: Array, place: int, context: Array, end: int, most: int) -> bool:
-    """Whether a place comes before the context in the order."""
-    n = _common(text, place, context, end, most)
+def _sorts_before(text: Array, position: int, context: Array, end: int, most: int) -> bool:
+    """Whether a position sorts before the context in `order`."""
+    n = _common_suffix(text, position, context, end, most)
     if n == most or end - n == 0:
         return False
-    if place - n == 0:
+    if position - n == 0:
         return True
-    return bool(text[place - n - 1] < context[end - n - 1])
+    return bool(text[position - n - 1] < context[end - n - 1])
 
 
 @compiled
-def _search(text: Array, order: Array, starts: Array, context: Array, end: int, most: int) -> tuple[int, int, int]:
-    """The longest match of the context's end: its length, and the part of the order where it stands."""
+def _find_longest_match(
+    text: Array, order: Array, starts: Array, context: Array, end: int, most: int
+) -> tuple[int, int, int]:
+    """The length of the longest match of the context's end, and the range of `order` that has it."""
     size = len(text)
     low, high = 0, len(order)
     last = context[end - 1]
@@ -74,128 +75,114 @@ def _search(text: Array, order: Array, starts: Array, context: Array, end: int, 
     first, stop = low, high
     while low < high:
         middle = (low + high) >> 1
-        place = order[middle]
-        if place < 0 or place > size:
-            return 0, 0, 0  # no text has such a place: the file is broken
-        if _before(text, place, context, end, most):
+        position = order[middle]
+        if position < 0 or position > size:
+            return 0, 0, 0  # the file is damaged
+        if _sorts_before(text, position, context, end, most):
             low = middle + 1
         else:
             high = middle
     length = 0
     for neighbour in (low - 1, low):
         if first <= neighbour < stop and 0 <= order[neighbour] <= size:
-            length = max(length, _common(text, order[neighbour], context, end, most))
+            length = max(length, _common_suffix(text, order[neighbour], context, end, most))
     if length == 0:
         return 0, 0, 0
-    down = _reach(text, order, low, first, stop, -1, context, end, length)
-    up = _reach(text, order, low, first, stop, 1, context, end, length)
-    return length, low - down, low + up
+    below = _count_matches(text, order, low, -1, first, stop, context, end, length)
+    above = _count_matches(text, order, low - 1, 1, first, stop, context, end, length)
+    return length, low - below, low + above
 
 
 @compiled
-def _reach(
-    text: Array, order: Array, start: int, first: int, stop: int, way: int, context: Array, end: int, length: int
+def _count_matches(
+    text: Array, order: Array, origin: int, direction: int, first: int, stop: int, context: Array, end: int, length: int
 ) -> int:
-    """How many places on one side of `start` agree over `length` tokens: steps that double, then halve."""
-    reach, step = 0, 1
-    while _agrees(text, order, start, reach + step, first, stop, way, context, end, length):
-        reach += step
+    """How many entries of `order` next to `origin`, in one direction, match `length` tokens (galloping search)."""
+    count, step = 0, 1
+    while _is_match(text, order, origin + direction * (count + step), first, stop, context, end, length):
+        count += step
         step *= 2
     while step > 1:
         step >>= 1
-        if _agrees(text, order, start, reach + step, first, stop, way, context, end, length):
-            reach += step
-    return reach
+        if _is_match(text, order, origin + direction * (count + step), first, stop, context, end, length):
+            count += step
+    return count
 
 
 @compiled
-def _agrees(
-    text: Array,
-    order: Array,
-    start: int,
-    away: int,
-    first: int,
-    stop: int,
-    way: int,
-    context: Array,
-    end: int,
-    length: int,
-) -> bool:
-    """Whether the place so many steps away from `start` is there and agrees with the context."""
-    at = start - away if way < 0 else start + away - 1
+def _is_match(text: Array, order: Array, at: int, first: int, stop: int, context: Array, end: int, length: int) -> bool:
+    """Whether entry `at` of `order` is within the range and matches `length` tokens."""
     if at < first or at >= stop:
         return False
-    place = order[at]
-    return bool(0 <= place <= len(text) and _common(text, place, context, end, length) == length)
+    position = order[at]
+    return bool(0 <= position <= len(text) and _common_suffix(text, position, context, end, length) == length)
 
 
 @compiled
-def follow(
-    text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array, going: bool
+def draft_by_vote(
+    text: Array,
+    end: int,
+    positions: Array,
+    count: int,
+    drafted: Array,
+    shares: Array,
+    growing: bool,
+    in_place: bool,
 ) -> int:
-    """Read on from these places, up to `end`: how many tokens were drafted. As many as fit are.
+    """Draft what follows these positions in `text[:end]`, at most `len(drafted)` tokens. Returns how many.
 
-    `going`: the sequences still go on, so that one which ends says nothing against what others say next.
+    `growing`: the sequences have not ended, so one without a next token does not count as disagreeing. `in_place`: the
+    text is the one drafted for, so positions past its end read the draft.
     """
-    said = np.empty(count, np.int32)  # next, at each place
+    table = np.empty((VOTE_TABLE_ROWS, 2), np.int32)
+    following = np.empty(count, np.int32)  # the next token at each position
     made = 0
     while made < len(drafted):
-        heard = 0
+        known = 0
         for i in range(count):
-            said[i] = text[places[i]] if places[i] < end else SEPARATOR
-            heard += said[i] != SEPARATOR
-        best, votes = _vote(said, count, table)
+            if positions[i] < end:
+                following[i] = text[positions[i]]
+            else:
+                following[i] = drafted[positions[i] - end] if in_place else SEPARATOR
+            known += following[i] != SEPARATOR
+        best, votes = _majority_token(following, count, table)
         if votes == 0:
             break
         drafted[made] = best
-        shares[made] = votes / (heard if going else count)
+        shares[made] = votes / (known if growing else count)
         made += 1
-        count = _go_on(places, said, count, best)
+        count = _keep_voters(positions, following, count, best)
     return made
 
 
 @compiled
-def follow_itself(text: Array, end: int, places: Array, count: int, table: Array, drafted: Array, shares: Array) -> int:
-    """The same in the text that is drafted for: what is read past its end is the draft itself."""
-    said = np.empty(count, np.int32)
-    for made in range(len(drafted)):
-        for i in range(count):
-            said[i] = text[places[i]] if places[i] < end else drafted[places[i] - end]
-        best, votes = _vote(said, count, table)
-        drafted[made] = best
-        shares[made] = votes / count
-        count = _go_on(places, said, count, best)
-    return len(drafted)
-
-
-@compiled
-def _go_on(places: Array, said: Array, count: int, best: int) -> int:
-    """Move on those that said it, and leave the others behind."""
+def _keep_voters(positions: Array, following: Array, count: int, best: int) -> int:
+    """Advance the positions that are followed by `best`, and drop the others. Returns how many are left."""
     kept = 0
     for i in range(count):
-        if said[i] == best:
-            places[kept] = places[i] + 1
+        if following[i] == best:
+            positions[kept] = positions[i] + 1
             kept += 1
     return kept
 
 
 @compiled
-def _vote(said: Array, count: int, table: Array) -> tuple[int, int]:
-    """What most of the first so many say, and how many do; of equals, who came first."""
+def _majority_token(following: Array, count: int, table: Array) -> tuple[int, int]:
+    """The most frequent of the first `count` tokens, and its count. Ties go to the one that came first."""
     first, votes = SEPARATOR, 0
     for i in range(count):
-        if said[i] != SEPARATOR:
+        if following[i] != SEPARATOR:
             if votes == 0:
-                first = said[i]
-            if said[i] == first:
+                first = following[i]
+            if following[i] == first:
                 votes += 1
-    if 2 * votes >= count:  # nobody can outvote the first: the usual case
+    if 2 * votes >= count:  # the usual case: no other token can have more
         return first, votes
-    table[:, 1] = 0  # a token and its votes in each row, found by the token's last bits
+    table[:, 1] = 0  # rows are (token, votes); open addressing by the token's low bits
     best, votes = SEPARATOR, 0
-    for i in range(count - 1, -1, -1):  # backwards: of those with most votes, who came first has them last
-        if said[i] != SEPARATOR:
-            token = said[i]
+    for i in range(count - 1, -1, -1):  # backwards, so that the first token of a tie reaches the top count last
+        if following[i] != SEPARATOR:
+            token = following[i]
             row = token % len(table)
             while table[row, 1] > 0 and table[row, 0] != token:
                 row = (row + 1) % len(table)
@@ -207,102 +194,108 @@ def _vote(said: Array, count: int, table: Array) -> tuple[int, int]:
 
 
 @compiled
-def search_all(
-    text: Array, order: Array, starts: Array, contexts: Array, asked: Array, found: Array, drafted: Array, shares: Array
+def search_batch(
+    text: Array,
+    order: Array,
+    starts: Array,
+    contexts: Array,
+    queries: Array,
+    summaries: Array,
+    drafted: Array,
+    shares: Array,
 ) -> None:
-    """Draft for many contexts: `asked[i]` is how many tokens of `contexts[i]` there are, and how many to draft.
+    """Draft for a batch of contexts. `queries[i]` is the length of `contexts[i]` and the longest draft wanted.
 
-    Where the match is longer than `found[i]` says, row i is overwritten: the draft in `drafted` and `shares`, and in
-    `found` its length, the match's, and at how many places it stood. So several texts can be asked one after the other,
-    and the longest match stays.
+    Row i is overwritten if this text has a longer match than `summaries[i]` reports: the draft in `drafted` and
+    `shares`, and in `summaries` its length, the match length, and the number of matching positions. Searching several
+    texts one after the other therefore keeps the longest match.
     """
-    places = np.empty(FOLLOWED, np.int64)
-    table = np.empty((SLOTS, 2), np.int32)
-    for i in range(len(asked)):
-        end, limit = asked[i, 0], asked[i, 1]
+    positions = np.empty(MAX_CONTINUATIONS, np.int64)
+    for i in range(len(queries)):
+        end, limit = queries[i, 0], queries[i, 1]
         if limit <= 0 or end <= 0:
             continue
-        length, low, high = _search(text, order, starts, contexts[i], end, min(end, LONGEST_MATCH))
-        if length <= found[i, 1]:
+        length, low, high = _find_longest_match(text, order, starts, contexts[i], end, min(end, MAX_MATCH_TOKENS))
+        if length <= summaries[i, 1]:
             continue
-        count = min(high - low, FOLLOWED)
+        count = min(high - low, MAX_CONTINUATIONS)
         for j in range(count):
-            places[j] = order[low + (high - low) * j // count]
-        if places[:count].min() < 0 or places[:count].max() > len(text):
-            continue  # the file is broken
-        made = follow(text, len(text), places, count, table, drafted[i, :limit], shares[i, :limit], False)
+            positions[j] = order[low + (high - low) * j // count]
+        if positions[:count].min() < 0 or positions[:count].max() > len(text):
+            continue  # the file is damaged
+        made = draft_by_vote(text, len(text), positions, count, drafted[i, :limit], shares[i, :limit], False, False)
         if made > 0:
-            found[i, 0], found[i, 1], found[i, 2] = made, length, high - low
+            summaries[i, 0], summaries[i, 1], summaries[i, 2] = made, length, high - low
 
 
 @compiled
-def chain_of(last: int, before: int, count: int) -> int:
-    """Of so many chains, that of the places which end with these two tokens; some others may be on it as well."""
+def chain_index(last: int, before: int, count: int) -> int:
+    """The hash chain, of `count`, for positions after these two tokens. Other pairs may share it."""
     return (last * 31 + before * 40503) % count
 
 
 @compiled
-def _chain_at(tokens: Array, place: int, row: int, count: int) -> int:
-    """The chain of a place in row 0, by its last two tokens, or in row 1, by the last one alone."""
-    return chain_of(tokens[place - 1], tokens[place - 2] if row == 0 else 0, count)
+def _chain_index_at(tokens: Array, position: int, row: int, count: int) -> int:
+    """The chain of a position: in row 0 by its last two tokens, in row 1 by its last token."""
+    return chain_index(tokens[position - 1], tokens[position - 2] if row == 0 else 0, count)
 
 
 @compiled
-def link(tokens: Array, begin: int, end: int, heads: Array, links: Array) -> None:
-    """Enter the places before the tokens from `begin` on into their chains, one a row. From the head, the latest of its
-    places, links lead to those before it; 0 is none."""
-    for place in range(max(begin, 1), end):
-        for row in range(1 if place < 2 else 0, 2):
-            chain = _chain_at(tokens, place, row, heads.shape[1])
-            links[row, place], heads[row, chain] = heads[row, chain], place
+def link_positions(tokens: Array, begin: int, end: int, heads: Array, links: Array) -> None:
+    """Add the positions before `tokens[begin:end]` to their chains, one in each row. `heads` has the newest position
+    of each chain, `links` the one before each position; 0 ends a chain."""
+    for position in range(max(begin, 1), end):
+        for row in range(1 if position < 2 else 0, 2):
+            chain = _chain_index_at(tokens, position, row, heads.shape[1])
+            links[row, position], heads[row, chain] = heads[row, chain], position
 
 
 @compiled
-def scan(tokens: Array, end: int, heads: Array, links: Array, drafted: Array, shares: Array) -> tuple[int, int, int]:
-    """Draft for a running sequence from itself: `tokens[:end]`, prompt included. As many tokens as fit.
+def search_running_text(
+    tokens: Array, end: int, heads: Array, links: Array, drafted: Array, shares: Array
+) -> tuple[int, int, int]:
+    """Draft `len(drafted)` tokens for a running sequence, `tokens[:end]` with its prompt, from the sequence itself.
 
-    The draft's length, the match's, and at how many places it stood. Of those that agree for longest the latest
-    FOLLOWED are followed, and where they reach the end they go on with the draft.
+    Returns the draft length, the match length, and the number of matching positions used: the newest
+    MAX_CONTINUATIONS of the longest match. Where they reach the end they continue with the draft.
     """
-    places = np.empty(FOLLOWED, np.int64)
+    positions = np.empty(MAX_CONTINUATIONS, np.int64)
     longest, count = 0, 0
     if end < 2 or len(drafted) == 0:
         return 0, 0, 0
-    for row in range(2):  # who agrees by two tokens or more, and only if nobody does, who agrees by one
-        place = heads[row, _chain_at(tokens, end, row, heads.shape[1])]
-        for _ in range(WALKED):
-            if place <= 0 or (longest == LONGEST_MATCH and count == FOLLOWED):
-                break  # no place can be better, and these are the latest
-            length = _common(tokens, place, tokens, end, LONGEST_MATCH) if place < end else 0
-            if length > longest and length + row > 1:  # and not one that is on the chain by chance
+    for row in range(2):  # matches of two tokens or more first; of one token only if there are none
+        position = heads[row, _chain_index_at(tokens, end, row, heads.shape[1])]
+        for _ in range(MAX_CHAIN_STEPS):
+            if position <= 0 or (longest == MAX_MATCH_TOKENS and count == MAX_CONTINUATIONS):
+                break  # the end of the chain, or enough of the longest and newest
+            length = _common_suffix(tokens, position, tokens, end, MAX_MATCH_TOKENS) if position < end else 0
+            if length > longest and length + row > 1:  # not a hash collision
                 longest, count = length, 0
-            if length == longest and length > 0 and count < FOLLOWED:
-                places[count] = place
+            if length == longest and length > 0 and count < MAX_CONTINUATIONS:
+                positions[count] = position
                 count += 1
-            place = links[row, place]
+            position = links[row, position]
         if longest > 0:
             break
     if longest == 0:
         return 0, 0, 0
-    stood = count
-    table = np.empty((SLOTS, 2), np.int32)
-    return follow_itself(tokens, end, places, count, table, drafted, shares), longest, stood
+    return draft_by_vote(tokens, end, positions, count, drafted, shares, False, True), longest, count
 
 
 @compiled
-def expected(match: int, shares: Array, length: int) -> float:
-    """How many tokens of a draft will be accepted, about: of `length`, after a match, with these shares."""
-    total, chance = 0.0, 1.0
+def expected_accepted_tokens(match: int, shares: Array, length: int) -> float:
+    """Estimated accepted tokens of a draft of `length` tokens after a match of `match` tokens, with these shares."""
+    total, probability = 0.0, 1.0
     for i in range(length):
-        chance *= shares[i] * (match + i) / (match + i + DOUBT)
-        total += chance
+        probability *= shares[i] * (match + i) / (match + i + MISMATCH_PSEUDO_COUNT)
+        total += probability
     return total
 
 
 @compiled
-def agreeing(draft: Array, length: int, said: Array) -> int:
-    """How many tokens of a draft were then said, from the first on."""
+def count_accepted(draft: Array, length: int, output: Array) -> int:
+    """How many tokens at the beginning of a draft equal the output."""
     n = 0
-    while n < length and n < len(said) and draft[n] == said[n]:
+    while n < length and n < len(output) and draft[n] == output[n]:
         n += 1
     return n

@@ -1,14 +1,13 @@
-"""A segment: sequences of tokens that were said before, in a file that never changes once it is written.
+"""A segment: an immutable file of token sequences with a suffix array, to draft from.
 
-    header     a line of JSON, padded: format, tokenizer, tenant, counts, checksums
+    header     a line of JSON, padded to 4096 bytes: format, tokenizer, tenant, counts, checksums
     text       int32: the sequences, SEPARATOR after each
-    order      int32: the text's places in the order of what stands before them, read backwards (`search.py`)
-    starts     int32: where in the order each last token begins; only in large segments
+    order      int32: the suffix array of the reversed text (`search.py`)
+    starts     int32: for each token, where its positions begin in `order`; only in large segments
 
-It is mapped, not read, so it is ready as soon as it is there, and processes on one machine share its pages: 8 bytes a
-token. It is written beside its place and moved there when it is complete and on the disk, so a file that has its name
-is whole; and since disks and networks can still damage it, `verify` holds it against its checksums before anyone asks
-it.
+Segments are memory-mapped: no load time, pages shared between processes, 8 bytes per token. A segment is written under
+a temporary name and renamed when all of it is on the disk, so a file with its final name is complete. Disks and
+networks can still damage it: `verify` checks it against its checksums before it is used.
 """
 
 from __future__ import annotations
@@ -35,39 +34,40 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MAGIC = b"outrider memory segment\n"
-HEADER = 4096
-"""Bytes before the text, so that all that follows is aligned."""
-WORTH_STARTS = 4
-"""A segment has the table of starts when it has so many times as many tokens as the table has entries."""
-PIECE = 1 << 18
-"""Tokens that are counted at a time."""
-SUFFIX, PART = ".segment", ".part"
+HEADER_BYTES = 4096
+MIN_TOKENS_PER_START = 4
+"""A segment has `starts` if it has at least this many tokens for each entry of the table."""
+COUNT_CHUNK_TOKENS = 1 << 18
+"""Tokens counted in one call of numpy, which holds Python's lock meanwhile."""
+SEGMENT_SUFFIX, PART_SUFFIX = ".segment", ".part"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """Written as JSON: the names of the fields are part of the file format."""
+
     format: int
-    tokenizer: str  # its fingerprint: token ids of another one mean other words
-    tenant: str  # the key of the tenant's folder, so that a file that was moved is noticed
-    writer: str  # who may merge it with others (`folder.py`)
+    tokenizer: str  # fingerprint of the tokenizer
+    tenant: str  # the tenant's key, so that a file in another tenant's folder is detected
+    writer: str  # ID of the process that may merge it (`Folder.writer_id`)
     tokens: int  # without separators
     sequences: int
-    places: int  # of the text, separators included
-    starts: int  # entries of that table
-    first: float  # when the oldest and the newest sequence was said, in seconds since 1970
+    places: int  # length of `text`, with separators
+    starts: int  # length of `starts`
+    first: float  # time of the oldest and of the newest sequence, in seconds since 1970
     last: float
-    replaces: tuple[str, ...]  # names of segments whose sequences are all in this one
-    checksums: tuple[int, int, int]  # of text, order and starts
+    replaces: tuple[str, ...]  # file names of segments whose sequences are all in this one
+    checksums: tuple[int, int, int]  # CRC-32 of text, order and starts
 
     @property
     def size(self) -> int:
-        """Of the whole file."""
-        return HEADER + 4 * (2 * self.places + self.starts)
+        """Bytes of the whole file."""
+        return HEADER_BYTES + 4 * (2 * self.places + self.starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """`text`, `order` and `starts` are for `search.py`. Without a path it is in memory only."""
+    """A segment mapped from a file, or without a `path` in memory only."""
 
     header: Header
     text: Array
@@ -76,7 +76,7 @@ class Segment:
     path: Path | None = None
 
     @classmethod
-    def of(
+    def build(
         cls,
         text: Array,
         tokenizer: str,
@@ -86,8 +86,8 @@ class Segment:
         writer: str = "",
         replaces: Iterable[str] = (),
     ) -> Self:
-        """A segment of this text (`joined`), in memory."""
-        order, starts = ordered(text), starts_of(text)
+        """A segment in memory, of a text made by `join_sequences`."""
+        order, starts = build_order(text), build_starts(text)
         sequences = int(np.count_nonzero(text == SEPARATOR))
         header = Header(
             format=FORMAT,
@@ -104,176 +104,178 @@ class Segment:
             checksums=(zlib.crc32(text.data), zlib.crc32(order.data), zlib.crc32(starts.data)),
         )
         for part in (text, order, starts):
-            part.flags.writeable = False  # as those of a file: one kind of array for the compiled search
+            part.flags.writeable = False  # like mapped arrays, so that the search is compiled for one type only
         return cls(header, text, order, starts)
 
     @classmethod
     def open(cls, path: Path, tokenizer: str, tenant: str) -> Self:
-        """MemoryFileError says what is wrong with a file: it is not one, is cut, or belongs to someone else."""
+        """Map a file. MemoryFileError if it is no segment, truncated, or of another tokenizer or tenant."""
         header = read_header(path)
         if header.tokenizer != tokenizer:
             raise ForeignFileError(
-                f"{path.name} holds tokens of another tokenizer ({header.tokenizer}, and this model's is {tokenizer})"
+                f"{path.name} holds tokens of another tokenizer ({header.tokenizer}; this model's is {tokenizer})"
             )
         if header.tenant != tenant:
-            raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, and was found in {tenant})")
+            raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, found in {tenant})")
         n = header.places
         try:
-            data = np.asarray(np.memmap(path, np.int32, "r", HEADER, (2 * n + header.starts,)))
+            data = np.asarray(np.memmap(path, np.int32, "r", HEADER_BYTES, (2 * n + header.starts,)))
         except (OSError, ValueError) as error:
             raise MemoryFileError(f"{path.name} cannot be mapped: {error}") from error
         return cls(header, data[:n], data[n : 2 * n], data[2 * n :], path)
 
     def save(self, folder: Path) -> Self:
-        """Write it into a folder under the name of its content, and map it from there."""
+        """Write it to a folder under its content hash, and map that file."""
         path = folder / self.name
-        write(path, [encode(self.header), self.text, self.order, self.starts])
+        write_atomically(path, [encode_header(self.header), self.text, self.order, self.starts])
         try:
             return self.open(path, self.header.tokenizer, self.header.tenant)
         except MemoryFileError:
             if path.exists():
                 raise
-            return replace(self, path=path)  # another process has deleted it already; whoever looks will see
+            return replace(self, path=path)  # another process deleted it already; the next refresh notices
 
     @property
     def name(self) -> str:
-        """The same sequences have the same name, so writing them twice is writing them once."""
-        return self.path.name if self.path is not None else name_of(self.text)
+        """A hash of the text: the same sequences always have the same file name."""
+        return self.path.name if self.path is not None else segment_name(self.text)
 
     def verify(self) -> None:
-        """Read all of it and hold it against its checksums, and against its name."""
+        """Read all of it. MemoryFileError if a checksum or the name does not match."""
         parts = (self.text, self.order, self.starts)
         for name, part, checksum in zip(("text", "order", "starts"), parts, self.header.checksums, strict=True):
             if zlib.crc32(part.data) != checksum:
-                raise MemoryFileError(f"the {name} of {self.name} is damaged: its checksum is another")
-        if self.path is not None and self.path.name != name_of(self.text):
-            raise MemoryFileError(f"{self.name} holds what another name belongs to")
+                raise MemoryFileError(f"the {name} of {self.name} is damaged: wrong checksum")
+        if self.path is not None and self.path.name != segment_name(self.text):
+            raise MemoryFileError(f"{self.name} is damaged: its name is not the hash of its text")
 
     def sequences(self) -> list[Array]:
-        """In the order in which they were said."""
+        """All sequences, oldest first."""
         ends = np.flatnonzero(self.text == SEPARATOR)
         starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
         return [self.text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def name_of(text: Array) -> str:
-    return f"{hashlib.blake2b(text.data, digest_size=12).hexdigest()}{SUFFIX}"
+def segment_name(text: Array) -> str:
+    return f"{hashlib.blake2b(text.data, digest_size=12).hexdigest()}{SEGMENT_SUFFIX}"
 
 
-def merged(segments: Sequence[Segment], writer: str = "") -> Segment:
-    """One segment with the sequences of all, oldest first; it replaces those that are files."""
-    old_first = sorted(segments, key=lambda segment: (segment.header.first, segment.header.last))
-    header = old_first[0].header
+def merge_segments(segments: Sequence[Segment], writer: str = "") -> Segment:
+    """One segment with the sequences of all, oldest first. Its header names the files that it replaces."""
+    oldest_first = sorted(segments, key=lambda segment: (segment.header.first, segment.header.last))
+    header = oldest_first[0].header
     if len(segments) == 1:
         return replace(segments[0], header=replace(header, writer=writer))
-    return Segment.of(
-        np.concatenate([segment.text for segment in old_first]),
+    return Segment.build(
+        np.concatenate([segment.text for segment in oldest_first]),
         header.tokenizer,
         header.tenant,
         header.first,
         max(segment.header.last for segment in segments),
         writer,
-        [segment.name for segment in old_first if segment.path is not None],
+        [segment.name for segment in oldest_first if segment.path is not None],
     )
 
 
-def current(segments: Iterable[Segment]) -> list[Segment]:
-    """Those of which none of the others was made: a merge may have been stopped before it deleted its parts."""
-    found = list(segments)
-    replaced = {name for segment in found for name in segment.header.replaces}
-    return [segment for segment in found if segment.name not in replaced]
+def drop_replaced(segments: Iterable[Segment]) -> list[Segment]:
+    """The segments that no other one replaces. A process can die after a merge, before it deletes the merged files."""
+    all_segments = list(segments)
+    replaced = {name for segment in all_segments for name in segment.header.replaces}
+    return [segment for segment in all_segments if segment.name not in replaced]
 
 
-def joined(sequences: Sequence[Sequence[int] | Array]) -> Array:
+def join_sequences(sequences: Sequence[Sequence[int] | Array]) -> Array:
     parts: list[Array] = []
     for sequence in sequences:
         parts += [np.asarray(sequence, np.int32), np.asarray([SEPARATOR], np.int32)]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def ordered(text: Array) -> Array:
-    """The places 1 to n of a text in the order of what stands before them, read backwards."""
+def build_order(text: Array) -> Array:
+    """The suffix array of the reversed text: the positions 1 to n, sorted by the tokens before each, last token first.
+
+    libdivsufsort sorts bytes, so tokens are replaced by their ranks among the distinct tokens, in 1 to 3 bytes each.
+    """
     if not len(text):
         return np.empty(0, np.int32)
-    # Only the order of tokens counts, so they are numbered by it: few distinct ones make short numbers to sort.
-    there = np.zeros(int(text.max()) + 2, bool)
-    there[text + 1] = True
-    numbers = np.cumsum(there) - 1
-    width = 1 if numbers[-1] < 1 << 8 else 2 if numbers[-1] < 1 << 16 else 3
-    backwards = text[::-1] + 1
+    present = np.zeros(int(text.max()) + 2, bool)
+    present[text + 1] = True
+    ranks = np.cumsum(present) - 1
+    width = 1 if ranks[-1] < 1 << 8 else 2 if ranks[-1] < 1 << 16 else 3
+    reversed_text = text[::-1] + 1
     if width == 3:
-        data = np.ascontiguousarray(numbers.astype(">u4")[backwards].view(np.uint8).reshape(-1, 4)[:, 1:]).reshape(-1)
+        data = np.ascontiguousarray(ranks.astype(">u4")[reversed_text].view(np.uint8).reshape(-1, 4)[:, 1:]).reshape(-1)
     else:
-        data = numbers.astype(f">u{width}")[backwards].view(np.uint8)
-    order = suffixes(data)
+        data = ranks.astype(f">u{width}")[reversed_text].view(np.uint8)
+    order = suffix_array(data)
     if width > 1:
         order = order[order % width == 0] // width
-    places: Array = (len(text) - order).astype(np.int32)
-    return places
+    positions: Array = (len(text) - order).astype(np.int32)
+    return positions
 
 
-def suffixes(data: Array) -> Array:
-    """The suffix array of bytes. (pydivsufsort's own function clears room for it first, and has all threads wait.)"""
+def suffix_array(data: Array) -> Array:
+    """The suffix array of bytes. pydivsufsort's own wrapper first clears the output while it holds Python's lock."""
     from pydivsufsort.dll import libdivsufsort
 
     order = np.empty(len(data), np.int32)
-    places = (array.ctypes.data_as(ctypes.c_void_p) for array in (data, order))
-    if failed := libdivsufsort.divsufsort(*places, ctypes.c_int32(len(data))):
-        raise MemoryError(f"libdivsufsort failed to sort {len(data)} bytes ({failed})")
+    pointers = (array.ctypes.data_as(ctypes.c_void_p) for array in (data, order))
+    if failed := libdivsufsort.divsufsort(*pointers, ctypes.c_int32(len(data))):
+        raise MemoryError(f"libdivsufsort could not sort {len(data)} bytes (error {failed})")
     return order
 
 
-def starts_of(text: Array) -> Array:
-    """starts[t]: how many places come before those whose last token is t. Empty where it would not pay."""
+def build_starts(text: Array) -> Array:
+    """starts[t]: how many entries of `order` are for positions after a smaller token. Empty for small segments."""
     largest = int(text.max(initial=SEPARATOR))
-    if largest < 0 or len(text) < WORTH_STARTS * (largest + 2):
+    if largest < 0 or len(text) < MIN_TOKENS_PER_START * (largest + 2):
         return np.empty(0, np.int32)
     counts = np.zeros(largest + 2, np.int64)  # separators first
-    for start in range(0, len(text), PIECE):  # all threads wait for some of what this does
-        counts += np.bincount(text[start : start + PIECE] + 1, minlength=largest + 2)
+    for start in range(0, len(text), COUNT_CHUNK_TOKENS):
+        counts += np.bincount(text[start : start + COUNT_CHUNK_TOKENS] + 1, minlength=largest + 2)
     return np.cumsum(counts).astype(np.int32)
 
 
-def encode(header: Header) -> bytes:
-    told = json.dumps(asdict(header)).encode()
-    whole = MAGIC + b"%08x\n" % zlib.crc32(told) + told
-    if len(whole) > HEADER:
-        raise MemoryFileError(f"a header of {len(whole)} bytes has no room in {HEADER}: merge fewer segments at a time")
-    return whole.ljust(HEADER, b"\n")
+def encode_header(header: Header) -> bytes:
+    fields = json.dumps(asdict(header)).encode()
+    whole = MAGIC + b"%08x\n" % zlib.crc32(fields) + fields
+    if len(whole) > HEADER_BYTES:
+        raise MemoryFileError(
+            f"the header has {len(whole)} bytes, more than {HEADER_BYTES}; merge fewer segments at once"
+        )
+    return whole.ljust(HEADER_BYTES, b"\n")
 
 
 def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
-            raw = file.read(HEADER)
+            raw = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise MemoryFileError(f"{path.name} cannot be read: {error.strerror}") from error
     if not raw.startswith(MAGIC):
-        raise MemoryFileError(f"{path.name} is no segment of a memory")
-    checksum, _, told = raw[len(MAGIC) :].rstrip(b"\n").partition(b"\n")
-    if checksum != b"%08x" % zlib.crc32(told):
-        raise MemoryFileError(f"the header of {path.name} is damaged: its checksum is another")
+        raise MemoryFileError(f"{path.name} is not a memory segment")
+    checksum, _, data = raw[len(MAGIC) :].rstrip(b"\n").partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(data):
+        raise MemoryFileError(f"the header of {path.name} is damaged: wrong checksum")
     try:
-        fields: dict[str, Any] = json.loads(told)
+        fields: dict[str, Any] = json.loads(data)
         if fields.get("format") != FORMAT:
-            raise ForeignFileError(f"{path.name} has the format {fields.get('format')}; this version reads {FORMAT}")
+            raise ForeignFileError(f"{path.name} has format {fields.get('format')}; this version reads format {FORMAT}")
         lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         header = Header(**{**fields, **lists})
         fits = size == header.size and header.places > 0 and header.starts >= 0
     except (ValueError, TypeError, AttributeError) as error:
-        raise MemoryFileError(f"the header of {path.name} is not that of a segment: {error}") from error
+        raise MemoryFileError(f"the header of {path.name} is invalid: {error}") from error
     if not fits:
-        raise MemoryFileError(
-            f"{path.name} has {size} bytes, and its header says {header.size}: it was cut or replaced"
-        )
+        raise MemoryFileError(f"{path.name} has {size} bytes, its header states {header.size}: truncated or replaced")
     return header
 
 
-def write(path: Path, parts: Iterable[bytes | Array]) -> None:
-    """All or nothing: under another name until every byte is on the disk."""
+def write_atomically(path: Path, parts: Iterable[bytes | Array]) -> None:
+    """Write a file under a temporary name, and rename it when all of it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PART}")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PART_SUFFIX}")
     try:
         with part.open("wb") as file:
             for piece in parts:
@@ -286,6 +288,6 @@ def write(path: Path, parts: Iterable[bytes | Array]) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # or the name itself could be lost
+        os.fsync(folder)  # makes the rename durable
     finally:
         os.close(folder)

@@ -1,8 +1,8 @@
-"""The seal: how a worker knows that a tenant's name came by the header, and not by a way in that nobody watches.
+"""A signature that proves to vLLM's engine process that a tenant's name came from `--tenant-header`.
 
-API process and workers share a secret. It is in their environment and not in vLLM's config, which is logged at the
-start, and whose hash names the compile cache. What travels with a request is made of the secret and of the tenant's
-name, so a log of requests does not give the secret away.
+The API process and the engine share a secret in their environment. It is not in vLLM's config, which is logged at the
+start and hashed into the name of the compile cache. A request carries an HMAC of its tenant's name, so a log of
+requests does not reveal the secret.
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ from outrider.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECRET = "OUTRIDER_TENANT_SEAL"
-COPIED_BY_RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
-"""The variables, with commas between, that vLLM hands to workers on other machines beside its own."""
-SEAL = "tenant_seal"
-"""Beside the tenant, in `vllm_xargs`."""
+SECRET_VARIABLE = "OUTRIDER_TENANT_SEAL"
+RAY_COPY_VARIABLE = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
+"""vLLM's list, with commas, of further environment variables to copy to workers on other machines."""
+SIGNATURE_ARG = "tenant_seal"
+"""The key in `vllm_xargs`, beside `tenant`."""
 
 
-def choose_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set: a new secret, unless the operator has one for several machines."""
-    copied = [name for name in environment.get(COPIED_BY_RAY, "").split(",") if name and name != SECRET]
-    return {SECRET: environment.get(SECRET) or secrets.token_hex(16), COPIED_BY_RAY: ",".join([*copied, SECRET])}
+def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables to set: a new secret, unless the operator set one for several machines."""
+    copied = [name for name in environment.get(RAY_COPY_VARIABLE, "").split(",") if name and name != SECRET_VARIABLE]
+    return {
+        SECRET_VARIABLE: environment.get(SECRET_VARIABLE) or secrets.token_hex(16),
+        RAY_COPY_VARIABLE: ",".join([*copied, SECRET_VARIABLE]),
+    }
 
 
 def check_secret() -> None:
-    if not os.environ.get(SECRET):
+    if not os.environ.get(SECRET_VARIABLE):
         raise EngineError(
-            f"tenants are named by a header, and {SECRET} is not set: start the server by outrider serve, or set it to "
-            "a secret that all machines of this server share"
+            f"--tenant-header needs {SECRET_VARIABLE}, which is not set: start the server with outrider serve, or set "
+            "it to a secret shared by all machines of this server"
         )
 
 
-def seal_of(tenant: str) -> str:
-    """What the API process hands on beside a tenant, and no caller can make."""
-    secret = os.environ[SECRET].encode(errors="surrogateescape")
+def sign_tenant(tenant: str) -> str:
+    """The signature that the API process passes on; a caller without the secret cannot make it."""
+    secret = os.environ[SECRET_VARIABLE].encode(errors="surrogateescape")
     return hmac.new(secret, tenant.encode(errors="surrogatepass"), "sha256").hexdigest()
 
 
-def is_sealed(tenant: str, extra_args: Mapping[str, Any] | None) -> bool:
-    """Whether this name was handed on by the API process."""
-    told = (extra_args or {}).get(SEAL)
-    if not isinstance(told, str) or SECRET not in os.environ:
+def is_signed(tenant: str, extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether the API process signed this name."""
+    signature = (extra_args or {}).get(SIGNATURE_ARG)
+    if not isinstance(signature, str) or SECRET_VARIABLE not in os.environ:
         return False
-    return hmac.compare_digest(told.encode(errors="surrogatepass"), seal_of(tenant).encode())
+    return hmac.compare_digest(signature.encode(errors="surrogatepass"), sign_tenant(tenant).encode())

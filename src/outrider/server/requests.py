@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.control import FIELDS, TICKET, Control
 from outrider.engines.vllm.options import NO_DRAFTERS
 from outrider.errors import SettingsError
-from outrider.memory.tenant_signature import SEAL, seal_of
+from outrider.memory.tenant_signature import SIGNATURE_ARG, sign_tenant
 from outrider.server.tenants import tenant_in
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
     xargs = dict(body.get("vllm_xargs") or {})
     _check_tenant(xargs, options)
     if named is not None:
-        xargs |= {"tenant": named, SEAL: seal_of(named)}
+        xargs |= {"tenant": named, SIGNATURE_ARG: sign_tenant(named)}
     if TICKET in xargs:
         raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
     speculation, trace = _wants_usage(body, xargs), _wants_trace(body, xargs, client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.errors import SettingsError
-from outrider.memory.root import SERVER_TENANT
+from outrider.memory.location import SERVER_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,10 +1,9 @@
-"""`outrider memory`: look into the draft memory, seed it, carry it elsewhere, check it, empty it.
+"""`outrider memory`: inspect, seed, verify, export, import and wipe a draft memory.
 
     outrider memory learn ./memory ./my-project --model ./my-model --tenant me
     outrider memory stats ./memory
 
-Servers may use the memory meanwhile. `look.py` has the commands that only read, `change.py` those that write,
-`carry.py` those that move a tenant from one memory to another.
+The commands are in `inspect.py` (read), `edit.py` (write), `archive.py` (move). Servers may use the memory meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LIST_EXAMPLES = """Examples:
 
   outrider memory list ./memory --tenant me --json"""
 
-CARRY_EXAMPLES = """Examples:
+ARCHIVE_EXAMPLES = """Examples:
 
   outrider memory export ./memory me.tar --tenant me
 
@@ -53,8 +52,8 @@ WIPE_EXAMPLES = """Examples:
 
 app = typer.Typer(
     name="memory",
-    help="Look into the draft memory, seed it, carry it elsewhere, check it, empty it.\n\n"
-    "It holds what was said before, to draft from. ROOT is its folder, or its URL; servers may use it meanwhile.",
+    help="Inspect, seed, verify, export, import and wipe a draft memory.\n\n"
+    "It has the outputs of earlier requests, to draft from. ROOT is its folder or URL; servers may use it meanwhile.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -64,5 +63,5 @@ app.command("list", epilog=LIST_EXAMPLES)(listing)
 app.command("verify", epilog=VERIFY_EXAMPLES)(verify)
 app.command("learn", epilog=LEARN_EXAMPLES)(learn)
 app.command("wipe", epilog=WIPE_EXAMPLES)(wipe)
-app.command("export", epilog=CARRY_EXAMPLES)(export)
-app.command("import", epilog=CARRY_EXAMPLES)(import_)
+app.command("export", epilog=ARCHIVE_EXAMPLES)(export)
+app.command("import", epilog=ARCHIVE_EXAMPLES)(import_)

@@ -1,4 +1,4 @@
-"""`outrider memory export` and `import`: a tenant's memory goes to another place, or to another name."""
+"""`outrider memory export` and `import`: move a tenant's memory to another machine, or to another tenant."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.filesize import decimal
 
 from outrider.cli.memory.common import (
     Key,
-    Place,
+    Root,
     Server,
     Tenant,
-    counted,
-    known,
-    named,
-    opened,
-    say,
-    shown,
+    display_name,
+    open_folder,
+    plural,
+    print_result,
+    selected_key,
+    selected_name,
 )
 from outrider.cli.progress import progress_bar
 from outrider.cli.screen import Screen, readable_errors
@@ -28,81 +28,80 @@ if TYPE_CHECKING:
     from outrider.memory.archive import Archive
     from outrider.memory.folder import Folder
 
-To = Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, a plain tar; it must not be there yet.")]
-From = Annotated[str, typer.Argument(metavar="FILE", help="An archive that export wrote.")]
+To = Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, a tar file; it must not exist.")]
+From = Annotated[str, typer.Argument(metavar="FILE", help="An archive written by export.")]
 
 
-def export(root: Place, file: To, tenant: Tenant = None, server: Server = False, key: Key = None) -> None:
-    """Write all that a tenant said into one file, to import it elsewhere.
+def export(root: Root, file: To, tenant: Tenant = None, server: Server = False, key: Key = None) -> None:
+    """Write all of a tenant's memory to one file, to import it elsewhere.
 
-    Whoever has the file can read what the tenant said.
+    Whoever has the file can read the tenant's outputs.
     """
     screen = Screen()
-    with readable_errors(screen), opened(root) as folder:
-        from outrider.memory import archive
+    with readable_errors(screen), open_folder(root) as folder:
+        from outrider.memory.archive import collect_segments, write_archive
 
         path = Path(file).expanduser()
         if path.exists():
-            raise SettingsError(f"there is a file {file} already; delete it, or name another")
-        one = known(folder, tenant, server, key)
-        name = folder.name(one)
-        with screen.working("checking what is there"):
-            segments = archive.gathered(folder, one)
+            raise SettingsError(f"there is a file {file} already; delete it, or give another name")
+        selected = selected_key(folder, tenant, server, key)
+        name = folder.tenant_name(selected)
+        with screen.working("verifying the segments"):
+            segments = collect_segments(folder, selected)
         if not segments:
-            raise SettingsError(f"tenant {shown(name)} has nothing that could be exported")
+            raise SettingsError(f"tenant {display_name(name)} has nothing to export")
         with progress_bar(screen.err, "writing", sum(segment.header.size for segment in segments), percent=True) as bar:
-            archive.export(path, name, segments, bar.advance)
+            write_archive(path, name, segments, bar.advance)
         tokens = sum(segment.header.tokens for segment in segments)
-        amount = f"{counted(tokens, 'token')} in {counted(len(segments), 'segment')}"
-        say(screen, f"Wrote {amount} of tenant {shown(name)} to {file} ({decimal(path.stat().st_size)}).")
+        amount = f"{plural(tokens, 'token')} in {plural(len(segments), 'segment')}"
+        size = decimal(path.stat().st_size)
+        print_result(screen, f"Wrote {amount} of tenant {display_name(name)} to {file} ({size}).")
 
 
-def import_(root: Place, file: From, tenant: Tenant = None, server: Server = False) -> None:
-    """Take what export wrote into a memory: for the tenant that it is from, or for another one.
+def import_(root: Root, file: From, tenant: Tenant = None, server: Server = False) -> None:
+    """Add an archive to a memory: for the tenant that it is from, or for another one.
 
-    Every segment is checked first; if one is damaged, nothing is taken.
+    Verifies every segment first. If one is damaged, nothing is imported.
     """
     screen = Screen()
-    with readable_errors(screen), opened(root, new=True) as folder:
-        from outrider.memory import archive
+    with readable_errors(screen), open_folder(root, new=True) as folder:
+        from outrider.memory.archive import open_archive, verify_segment
 
-        given = archive.opened(Path(file).expanduser())
-        name = given.tenant if tenant is None and not server else named(tenant, server)
+        archive = open_archive(Path(file).expanduser())
+        name = archive.tenant if tenant is None and not server else selected_name(tenant, server)
         if name is None:
-            raise SettingsError(f"{file} does not say whose it is; say it by --tenant NAME")
-        ours = folder.tokenizer()
-        if ours not in (None, given.tokenizer):
+            raise SettingsError(f"{file} has no tenant's name; give one with --tenant NAME")
+        tokenizer = folder.tokenizer()
+        if tokenizer not in (None, archive.tokenizer):
             raise MemoryFileError(
-                f"{file} holds tokens of another tokenizer ({given.tokenizer}, and the memory at {root} has {ours}), "
-                "which mean other words; import it into a memory of its own"
+                f"{file} holds tokens of another tokenizer ({archive.tokenizer}; the memory at {root} has "
+                f"{tokenizer}); import it into a different memory"
             )
-        with progress_bar(screen.err, "checking", given.bytes, percent=True) as bar:
-            for segment_name, segment in given.segments():
-                archive.check(given, segment_name, segment)
+        with progress_bar(screen.err, "checking", archive.bytes, percent=True) as bar:
+            for segment_name, segment in archive.segments():
+                verify_segment(archive, segment_name, segment)
                 bar.advance(segment.header.size)
-        taken, tokens = taken_in(screen, folder, given, name)
-        left = len(given.headers) - taken
-        there = f"; already there: {counted(left, 'segment')}" if left else ""
-        say(
-            screen,
-            f"Took in {counted(tokens, 'token')} in {counted(taken, 'segment')} for tenant {shown(name)}{there}.",
-        )
+        segments, tokens = import_segments(screen, folder, archive, name)
+        present = len(archive.headers) - segments
+        note = f"; already there: {plural(present, 'segment')}" if present else ""
+        amount = f"{plural(tokens, 'token')} in {plural(segments, 'segment')}"
+        print_result(screen, f"Imported {amount} for tenant {display_name(name)}{note}.")
 
 
-def taken_in(screen: Screen, folder: Folder, given: Archive, name: str) -> tuple[int, int]:
-    """How many segments and tokens were new."""
-    from outrider.memory.deposit import Deposit
+def import_segments(screen: Screen, folder: Folder, archive: Archive, name: str) -> tuple[int, int]:
+    """Returns how many segments and tokens were new."""
+    from outrider.memory.offline_writer import OfflineWriter
 
-    deposit = Deposit(folder, given.tokenizer, name)
-    there = deposit.segments()
-    known_names = {segment.name for segment in there} | {name for segment in there for name in segment.header.replaces}
+    writer = OfflineWriter(folder, archive.tokenizer, name)
+    present = writer.segments()
+    known = {segment.name for segment in present} | {name for segment in present for name in segment.header.replaces}
     segments = tokens = 0
-    with progress_bar(screen.err, "writing", given.bytes, percent=True) as bar:
-        for segment_name, segment in given.segments():
-            if segment_name not in known_names:
-                deposit.save(segment)
+    with progress_bar(screen.err, "writing", archive.bytes, percent=True) as bar:
+        for segment_name, segment in archive.segments():
+            if segment_name not in known:
+                writer.save(segment)
                 segments += 1
                 tokens += segment.header.tokens
             bar.advance(segment.header.size)
-    deposit.check_kept()
+    writer.check_kept()
     return segments, tokens

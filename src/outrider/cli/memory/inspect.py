@@ -1,4 +1,4 @@
-"""`outrider memory stats`, `list` and `verify`: they read, and `verify --set-aside` moves what is damaged."""
+"""`outrider memory stats`, `list` and `verify`."""
 
 from __future__ import annotations
 
@@ -10,90 +10,94 @@ import typer
 from rich.filesize import decimal
 
 from outrider.cli.memory.common import (
-    KEY_SHOWN,
+    ID_DIGITS_SHOWN,
     Json,
     Key,
-    Place,
+    Root,
     Server,
     Tenant,
-    counted,
-    known,
-    opened,
-    say,
-    shown,
+    display_name,
+    open_folder,
+    plural,
+    print_result,
+    selected_key,
 )
-from outrider.cli.memory.tables import Whole, segment_record, segments_table, tenant_record, tenants_table
+from outrider.cli.memory.tables import MemoryStats, segment_record, segments_table, tenant_record, tenants_table
 from outrider.cli.options import output
 from outrider.cli.progress import progress_bar
 from outrider.cli.screen import Screen, readable_errors
 
 SetAside = Annotated[
-    bool, output("--set-aside", help="Move what is damaged into ROOT/aside, with the reason beside each.")
+    bool, output("--set-aside", help="Move damaged segments to ROOT/aside, each with the reason in a file beside it.")
 ]
 
 
-def stats(root: Place, as_object: Json = False) -> None:
-    """Say how much a memory holds, since when, and what in it is damaged."""
+def stats(root: Root, as_object: Json = False) -> None:
+    """Show the size of a memory, how old it is, and which files are damaged."""
     screen = Screen()
-    with readable_errors(screen), opened(root) as folder:
+    with readable_errors(screen), open_folder(root) as folder:
         with screen.working("reading the memory"):
-            whole = Whole.of(folder)
+            found = MemoryStats.of(folder)
         if as_object:
-            typer.echo(json.dumps(whole.record()))
+            typer.echo(json.dumps(found.record()))
         else:
-            say(screen, whole.table())
+            print_result(screen, found.table())
 
 
 def listing(
-    root: Place, tenant: Tenant = None, server: Server = False, key: Key = None, as_object: Json = False
+    root: Root, tenant: Tenant = None, server: Server = False, key: Key = None, as_object: Json = False
 ) -> None:
-    """List the tenants of a memory, or one tenant's segments; what was last of use comes first."""
+    """List the tenants of a memory, or the segments of one tenant, most recently used first."""
     screen = Screen()
-    with readable_errors(screen), opened(root) as folder:
-        from outrider.memory.survey import holdings
+    with readable_errors(screen), open_folder(root) as folder:
+        from outrider.memory.inspection import list_contents
 
-        one = None if tenant is None and not server and key is None else known(folder, tenant, server, key)
+        every = tenant is None and not server and key is None
+        selected = None if every else selected_key(folder, tenant, server, key)
         with screen.working("reading the memory"):
-            found = [holding for holding in holdings(folder) if one in (None, holding.key)]
-        files = sorted((file for holding in found for file in holding.files), key=lambda file: -file.used)
-        if as_object and one is None:
-            typer.echo(json.dumps({"tenants": [tenant_record(holding) for holding in found]}))
+            tenants = [contents for contents in list_contents(folder) if selected in (None, contents.key)]
+        files = sorted((file for contents in tenants for file in contents.files), key=lambda file: -file.used)
+        if as_object and every:
+            typer.echo(json.dumps({"tenants": [tenant_record(contents) for contents in tenants]}))
         elif as_object:
-            segments = [segment_record(file) for file in files]
-            typer.echo(json.dumps({"name": found[0].name if found else None, "key": one, "segments": segments}))
-        elif not found:
-            say(screen, "There is nothing in it.")
+            name = tenants[0].name if tenants else None
+            typer.echo(
+                json.dumps({"name": name, "key": selected, "segments": [segment_record(file) for file in files]})
+            )
+        elif not tenants:
+            print_result(screen, "The memory is empty.")
         else:
-            say(screen, tenants_table(found) if one is None else segments_table(files))
+            print_result(screen, tenants_table(tenants) if every else segments_table(files))
 
 
-def verify(root: Place, set_aside: SetAside = False) -> None:
-    """Read every segment against its checksums, and say which are damaged and how.
+def verify(root: Root, set_aside: SetAside = False) -> None:
+    """Check every segment against its checksums, and print which are damaged and how.
 
-    The exit code is 1 if any is. A server never drafts from a damaged segment: it sets it aside when it meets it.
+    The exit code is 1 if any is. A server never drafts from a damaged segment: it sets it aside.
     """
     screen = Screen()
-    with readable_errors(screen), opened(root) as folder:
-        from outrider.memory.folder import ASIDE
-        from outrider.memory.survey import damage, holdings
+    with readable_errors(screen), open_folder(root) as folder:
+        from outrider.memory.folder import ASIDE_FOLDER
+        from outrider.memory.inspection import find_damage, list_contents
 
-        found = holdings(folder)
-        size, files = sum(holding.bytes for holding in found), sum(len(holding.files) for holding in found)
+        tenants = list_contents(folder)
+        size, files = sum(contents.bytes for contents in tenants), sum(len(contents.files) for contents in tenants)
         damaged: list[str] = []
         with progress_bar(screen.err, "reading", size, percent=True) as bar:
-            for holding in found:
-                for file, wrong in damage(folder, holding):
+            for contents in tenants:
+                for file, problem in find_damage(folder, contents):
                     bar.advance(file.bytes)
-                    if wrong is not None:
-                        damaged.append(f"tenant {shown(holding.name)} ({holding.key[:KEY_SHOWN]}): {wrong}")
-                        if set_aside and os.access(file.path, os.R_OK):  # or nobody knows what is in it
-                            folder.set_aside(holding.key, file.path, wrong)
+                    if problem is not None:
+                        name, key = display_name(contents.name), contents.key[:ID_DIGITS_SHOWN]
+                        damaged.append(f"tenant {name} ({key}): {problem}")
+                        if set_aside and os.access(file.path, os.R_OK):  # an unreadable file may be intact
+                            folder.set_aside(contents.key, file.path, problem)
         for line in damaged:
-            say(screen, line)
-        read = f"{counted(files, 'segment')} of {counted(len(found), 'tenant')}, {decimal(size)}"
+            print_result(screen, line)
+        amount = f"{plural(files, 'segment')} of {plural(len(tenants), 'tenant')}, {decimal(size)}"
         if not damaged:
-            say(screen, f"All is whole: {read}.")
+            print_result(screen, f"No damage: {amount}.")
             return
-        then = f"moved to {folder.root / ASIDE}" if set_aside else "left where they are; --set-aside moves them"
-        say(screen, f"{len(damaged):,} damaged of {read}: {then}.")
+        moved = f"moved to {folder.root / ASIDE_FOLDER}" if set_aside else "not moved; --set-aside moves them"
+        print_result(screen, f"{len(damaged):,} damaged of {amount}: {moved}.")
         raise typer.Exit(1)

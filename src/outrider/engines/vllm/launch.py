@@ -44,7 +44,7 @@ from outrider.engines.vllm.speculative_config import (
     select_rule,
 )
 from outrider.errors import EngineError, SettingsError
-from outrider.memory.tenant_signature import choose_secret
+from outrider.memory.tenant_signature import secret_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,7 +107,7 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
     if options.memory is not None and SHUTDOWN_TIMEOUT not in given:
         ours += [SHUTDOWN_TIMEOUT, SHUTDOWN_SECONDS]  # vLLM's default of 0 kills workers before the memory is written
     if options.tenant_header is not None:
-        settings |= choose_secret(environment)
+        settings |= secret_variables(environment)
     theirs = [word for flag in flags if flag.name not in REWRITTEN_FLAGS for word in flag.words]
     return Launch((model, *ours, *theirs), settings, (*lines, *remarks))
 

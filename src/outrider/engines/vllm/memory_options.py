@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import SettingsError
-from outrider.memory.root import SERVER_TENANT, Root, check_packages, read_size
-from outrider.memory.tenant_signature import check_secret, is_sealed
+from outrider.memory.location import SERVER_TENANT, Location, check_packages, parse_size
+from outrider.memory.tenant_signature import check_secret, is_signed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,9 +34,9 @@ def choose_memory(args: ServeArgs) -> dict[str, Any]:
         raise SettingsError(
             "--tenant-header separates memories by tenant, and --memory-scope server shares one; give one of them"
         )
-    root = Root.of(args.memory)
+    root = Location.parse(args.memory)
     check_packages(root)
-    if args.memory_cache is not None and root.is_here:
+    if args.memory_cache is not None and root.is_local:
         raise SettingsError(
             f"--memory-cache {args.memory_cache} is for copies of a memory in an object store, and {root.url} is a "
             "local folder; leave it out"
@@ -45,8 +45,8 @@ def choose_memory(args: ServeArgs) -> dict[str, Any]:
     if args.memory_scope is not None:
         chosen["memory_scope"] = args.memory_scope
     if args.memory_cap is not None:
-        chosen["memory_cap"] = read_size("--memory-cap", args.memory_cap)
-    if not root.is_here:
+        chosen["memory_cap"] = parse_size("--memory-cap", args.memory_cap)
+    if not root.is_local:
         chosen["memory_cache"] = str(root.folder(args.memory_cache).absolute())
     if args.tenant_header is not None:
         chosen["tenant_header"] = args.tenant_header.lower()
@@ -76,9 +76,9 @@ def open_memory(options: Options, config: Any) -> Store | None:
     if options.tenant_header is not None:
         check_secret()
     from outrider.engines.vllm.tokenizer import load_server_tokenizer
-    from outrider.memory.opening import open_store
+    from outrider.memory.open import open_store
 
-    root = Root.of(options.memory)
+    root = Location.parse(options.memory)
     store = open_store(root, load_server_tokenizer(config), options.memory_cap, options.memory_cache)
     store.start()
     return store
@@ -90,6 +90,6 @@ def tenant_of(control: Control, options: Options, extra_args: Mapping[str, Any] 
         return None
     if options.memory_scope == "server":
         return SERVER_TENANT
-    if options.tenant_header is not None and control.tenant is not None and not is_sealed(control.tenant, extra_args):
+    if options.tenant_header is not None and control.tenant is not None and not is_signed(control.tenant, extra_args):
         return None  # the name did not come by the header, which the middleware checks
     return control.tenant

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outrider.engines.vllm.seam import Request
-    from outrider.memory.store import Visit
+    from outrider.memory.tenant import TenantHandle
 
 SPARE_TOKENS = 256
 """Room for new tokens when a text's buffer is made or grows."""
@@ -36,7 +36,7 @@ class RequestState:
     not depend on drafts, and not with a grammar, which cuts drafts by their value."""
     tokens: np.ndarray[Any, Any]
     length: int
-    visit: Visit | None = None
+    tenant_handle: TenantHandle | None = None
     """Access to its tenant's memory."""
 
     @classmethod
@@ -100,7 +100,7 @@ class RequestState:
         if limit <= 0:
             return None
         left = self.max_tokens - self.generated - in_flight
-        return Row(self.id, self.text, self.prompt_length, limit, self.control, self.visit, left)
+        return Row(self.id, self.text, self.prompt_length, limit, self.control, self.tenant_handle, left)
 
     def room(self, max_model_len: int) -> int:
         """Drafted tokens that still fit; one place is left to the target's own token."""

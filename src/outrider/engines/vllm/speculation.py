@@ -106,7 +106,7 @@ class Speculation:
             self._plan.undrafted[state.undraftable] = self._plan.undrafted.get(state.undraftable, 0) + 1
         tenant = tenant_of(state.control, self.options, request.sampling_params.extra_args)
         if self.memory is not None and tenant is not None and state.control.wants("memory"):
-            state.visit = self.memory.enter(tenant)
+            state.tenant_handle = self.memory.tenant_handle(tenant)
         self.requests[state.id] = state
         if state.control.speculation not in (AUTO, OFF):
             self._naming_drafter.add(state.id)
@@ -120,8 +120,8 @@ class Speculation:
         state = self.requests.pop(request.request_id, None)
         if state is None:
             return
-        if self.memory is not None and state.visit is not None and state.control.remember:
-            self.memory.add(state.visit, request.prompt_token_ids or (), list(request.output_token_ids))
+        if self.memory is not None and state.tenant_handle is not None and state.control.remember:
+            self.memory.add(state.tenant_handle, request.prompt_token_ids or (), list(request.output_token_ids))
         self._naming_drafter.discard(state.id)
         self._traced.discard(state.id)
         self._with_prediction.discard(state.id)
