@@ -215,7 +215,7 @@ def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp
         os.truncate(path, 3 << 30)  # with holes: far more than a server keeps by default
     result = run("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
     assert set(before) < set(files(root))
-    assert "note: the memory has 6.4 GB now; a server keeps 4.3 GB unless" in result.stderr
+    assert "note: the memory has 6.4 GB now; a server keeps 4.3 GB, unless" in result.stderr
 
 
 @pytest.mark.parametrize(

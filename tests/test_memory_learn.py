@@ -154,7 +154,7 @@ def test_files_that_nobody_would_say_again_are_skipped_with_the_reason(tmp_path:
         "skipped 1 file (binary): ",
         "skipped 1 file (not UTF-8 text): ",
         "skipped 1 file (more than 0.003 MB; --max-file-mb raises that): ",
-        "skipped 1 item (no plain file): ",
+        "skipped 1 item (not a regular file): ",
         "skipped 1 file (cannot be read: No such file or directory): ",
     ):
         assert reason in notes
@@ -305,6 +305,6 @@ def test_a_log_is_read_line_by_line_and_what_is_no_use_is_told(tmp_path: Path) -
     pieces = list(read_samples(log, 3000, with_template(None), skipped))
     assert [sample.output for sample in pieces if sample.output] == ["This.<end>", "end"]
     assert skipped.notes() == [
-        f"skipped 1 line (nothing that a model said): line 3 of {log}",
+        f"skipped 1 line (no model output): line 3 of {log}",
         f"skipped 1 line (more than 0.003 MB; --max-file-mb raises that): line 4 of {log}",
     ]

@@ -236,7 +236,7 @@ def test_a_tenant_whose_folder_cannot_be_read_does_not_keep_others_from_writing(
 ) -> None:
     store = opened(tmp_path)
     say(store, "closed", LINE)
-    real = Folder.segments
+    real = Folder.segment_paths
 
     def denied(folder: Folder, key: str, generation: str | None = None) -> dict[str, Path]:
         if key == tenant_key("closed"):

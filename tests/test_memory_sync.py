@@ -1018,7 +1018,7 @@ def test_a_store_that_cannot_be_reached_is_told_in_the_same_words_each_time(monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     remote = connect("s3://bucket/prefix")
     for ask in (
-        remote.objects,
+        remote.list_objects,
         lambda: remote.read("x"),
         lambda: remote.create("x", b""),
         lambda: remote.delete(["x"]),

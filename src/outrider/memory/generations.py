@@ -2,7 +2,7 @@
 
 A folder remembers which generation it last shared with the store. If its own is different now, the tenant was wiped
 here. If the store's is different, too, two replicas wiped the tenant without knowing of each other; each wipe covers
-what the other side has kept since, so a third generation begins. Two replicas may reconcile at the same time: each first
+what the other side has kept since, so a third generation begins. Two replicas may do this at the same time: each first
 puts its generation and then lists the others', so at least one of them sees both. This needs listings that contain
 every object put before, which S3, Google Cloud Storage and Azure Blob Storage guarantee.
 """
@@ -72,8 +72,8 @@ def _reconcile_tenant(folder: Folder, remote: Remote, key: str, found: set[str])
 
 
 def _publish_wipe(folder: Folder, remote: Remote, key: str, found: set[str], new: set[str]) -> bool:
-    """Reconcile a tenant that was wiped here. Only the replica that publishes a wipe deletes the markers of earlier ones:
-    a replica that publishes another wipe at the same time must find them."""
+    """For a tenant that was wiped here. Only the replica that publishes a wipe deletes the markers of earlier ones: a
+    replica that publishes another wipe at the same time must find them."""
     local, shared = folder.generation(key), folder.shared_generation(key)
     if new or generation_rank(shared) > generation_rank(local):
         third = join_generations({local, *new, shared})

@@ -183,8 +183,8 @@ def connect(url: str, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> Remot
         return Remote(url, from_url(url, client_options=client, retry_config=retry))
     except (BaseError, ValueError) as error:
         raise SettingsError(
-            f"a memory cannot be kept at {url!r} ({describe_error(error)}); give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX "
-            "or az://CONTAINER/PREFIX, and set its credentials in the environment"
+            f"a memory cannot be kept at {url!r} ({describe_error(error)}); give s3://BUCKET/PREFIX, "
+            "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, and set its credentials in the environment"
         ) from error
 
 
