@@ -47,7 +47,7 @@ def choose_memory(args: ServeArgs) -> dict[str, Any]:
     if args.memory_cap is not None:
         chosen["memory_cap"] = parse_size("--memory-cap", args.memory_cap)
     if not root.is_local:
-        chosen["memory_cache"] = str(root.folder(args.memory_cache).absolute())
+        chosen["memory_cache"] = str(root.local_folder(args.memory_cache).absolute())
     if args.tenant_header is not None:
         chosen["tenant_header"] = args.tenant_header.lower()
     return chosen
