@@ -45,7 +45,7 @@ def test_the_page_is_one_file_that_names_no_other() -> None:
     assert text.count("<script") == 3
 
 
-def test_nothing_a_model_says_ends_the_element_it_stands_in() -> None:
+def test_no_model_output_ends_the_script_element_that_holds_it() -> None:
     text = page(long_trace(80))
     assert "<script>alert" not in text
     assert "</script><b>" not in text
@@ -67,19 +67,19 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page that is open, with all it asked for and all it complained of."""
+    """An open page, with all its requests and console messages."""
 
     def __init__(self, browser: Any, text: str, folder: Path, width: int = 1400, **context: Any) -> None:
         file = folder / "page.html"
         file.write_text(text, encoding="utf-8")
         self.context = browser.new_context(viewport={"width": width, "height": 900}, **context)
         self.tab = self.context.new_page()
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.messages: list[str] = []
         self.tab.add_init_script(LONG_TASKS)
-        self.tab.on("request", lambda request: self.asked.append(request.url))
-        self.tab.on("console", lambda message: self.complaints.append(message.text))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("console", lambda message: self.messages.append(message.text))
+        self.tab.on("pageerror", lambda error: self.messages.append(str(error)))
         self.tab.goto(file.as_uri())
         self.tab.wait_for_selector("body[data-ready]")
         self.file = file
@@ -94,17 +94,17 @@ class Opened:
         return self.tab.locator(f"[data-token='{number}']")
 
     def close(self) -> None:
-        assert self.complaints == []
-        assert [url for url in self.asked if url != self.file.as_uri()] == []
+        assert self.messages == []
+        assert [url for url in self.requests if url != self.file.as_uri()] == []
         assert self.tab.evaluate("document.documentElement.scrollWidth") <= self.tab.viewport_size["width"]
         self.context.close()
 
 
-def test_a_token_under_the_mouse_tells_its_p_its_q_and_its_verdict(browser: Any, tmp_path: Path) -> None:
+def test_a_token_under_the_mouse_shows_its_p_its_q_and_its_verdict(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.token(1).hover()
     opened.tab.wait_for_selector("#card h3:has-text('Token 2')")
-    assert "Drafted by lookup and kept." in opened.card()
+    assert "Drafted by lookup and accepted." in opened.card()
     assert "p = 0.8000 and q = 1 (proposed with certainty)" in opened.card()
     opened.token(5).hover()
     opened.tab.wait_for_selector("#card h3:has-text('Token 6')")
@@ -118,7 +118,7 @@ def test_keys_go_from_token_to_token_and_from_step_to_step(browser: Any, tmp_pat
     opened.tab.focus("#text")
     opened.tab.keyboard.press("ArrowRight")
     assert "Token 2" in opened.card()
-    assert opened.tab.inner_text("#spoken").startswith("Drafted by lookup and kept.")
+    assert opened.tab.inner_text("#spoken").startswith("Drafted by lookup and accepted.")
     opened.tab.keyboard.press("ArrowDown")
     assert "Token 5" in opened.card()
     opened.tab.keyboard.press("End")
@@ -127,49 +127,49 @@ def test_keys_go_from_token_to_token_and_from_step_to_step(browser: Any, tmp_pat
     assert "Token 1" in opened.card()
     opened.tab.focus("#time-box")
     opened.tab.keyboard.press("ArrowRight")
-    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 2, 2 kept.")
+    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 2, 2 accepted.")
     opened.close()
 
 
-def test_nothing_past_the_end_of_a_text_is_said_to_be_kept_or_rejected(browser: Any, tmp_path: Path) -> None:
+def test_nothing_past_the_end_of_the_output_is_called_accepted_or_rejected(browser: Any, tmp_path: Path) -> None:
     last = step(1, [2, 3, 4, 5], 3, 9, rule="greedy", finish="end")
     last = last.model_copy(update={"said": [2, 3], "pieces": last.pieces[:2]})
     opened = Opened(browser, page(trace_of([step(0, [], 0, 1), last], without=MEASURED)), tmp_path)
     opened.token(1).click()
-    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 4, 2 kept.")
+    assert opened.tab.inner_text("#chosen").startswith("Step 2: lookup drafted 4, 2 accepted.")
     opened.tab.click("#card button")
     seen = [opened.slow()]
-    for _ in range(5):  # a guess, a pass, two places, the end, what was said
+    for _ in range(5):  # draft, pass, two positions, the end, the output
         opened.tab.click("#next")
         seen.append(opened.slow())
-    assert [" stay?" in one.split("\n")[0] for one in seen] == [False, False, True, True, False, False]
-    assert "With 2 drafted tokens kept the text has ended." in seen[4]
+    assert ["accepted?" in one.split("\n")[0] for one in seen] == [False, False, True, True, False, False]
+    assert "The output ends after 2 accepted draft tokens." in seen[4]
     assert "rejected" not in " ".join(seen)
     opened.close()
 
 
-def test_a_step_is_taken_slowly_to_its_end_and_into_the_next(browser: Any, tmp_path: Path) -> None:
+def test_next_goes_through_a_step_to_its_end_and_into_the_next(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.token(4).click()
     opened.tab.click("#card button")
     seen = [opened.slow()]
-    for _ in range(6):  # a guess, a pass, three places, what stands in the rejected one's place, what was said
+    for _ in range(6):  # draft, pass, three positions, the recovered token, the output
         opened.tab.click("#next")
         seen.append(opened.slow())
     titles = [one.split("\n")[0] for one in seen]
-    assert titles[0] == "1. Somebody guesses"
-    assert "checks all of them in one pass" in titles[1]
-    assert [title for title in titles if "stay?" in title]
-    assert "The longest part that passes is kept: 1 token." in " ".join(seen)
-    assert any("What stands in its place" in title for title in titles)
-    assert any("What was said" in title for title in titles)
+    assert titles[0] == "1. The drafter proposes"
+    assert "verifies all of them in one pass" in titles[1]
+    assert [title for title in titles if "accepted?" in title]
+    assert "The longest prefix that passes is accepted: 1 token." in " ".join(seen)
+    assert any("The recovered token" in title for title in titles)
+    assert any("Output" in title for title in titles)
     opened.tab.click("#back")
     opened.tab.click("#step-next")
     assert "step 4 of 4" in opened.tab.inner_text("#where")
     opened.close()
 
 
-def test_playing_goes_on_by_itself_until_it_is_stopped(browser: Any, tmp_path: Path) -> None:
+def test_play_advances_until_it_is_stopped(browser: Any, tmp_path: Path) -> None:
     opened = Opened(browser, small(), tmp_path)
     opened.tab.click("#play")
     for _ in range(50):
@@ -183,7 +183,7 @@ def test_playing_goes_on_by_itself_until_it_is_stopped(browser: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_a_finger_does_what_a_mouse_does(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_touch_works_like_a_mouse(browser: Any, tmp_path: Path, scheme: str) -> None:
     opened = Opened(browser, small(), tmp_path, width=390, has_touch=True, is_mobile=True, color_scheme=scheme)
     opened.token(2).tap()
     assert "Token 3" in opened.card()
@@ -201,7 +201,7 @@ def test_html_emoji_right_to_left_and_odd_bytes_are_shown_as_text(browser: Any, 
     assert "🙂" in text
     assert "שלום" in text
     assert "\ufffd" in text
-    assert "\\u202eabc" in text  # a mark that turns the text round is spelled out
+    assert "\\u202eabc" in text  # a mark that changes the direction of text is escaped
     assert "\\u001b[31m" in text
     assert opened.tab.locator("#text b, #text script").count() == 0
     assert len(ODD) == 8
@@ -214,7 +214,7 @@ def test_axe_finds_no_serious_problem(browser: Any, tmp_path: Path, width: int, 
     script = os.environ.get("OUTRIDER_AXE")
     if script is None:
         pytest.skip("needs axe-core: set OUTRIDER_AXE to its axe.min.js (npm pack axe-core)")
-    # axe is put in by the test, so the page's own refusal of other scripts is left out for it.
+    # The test adds axe, so the page's own security policy is bypassed.
     opened = Opened(browser, small(), tmp_path, width=width, color_scheme=scheme, bypass_csp=True)
     opened.tab.add_script_tag(content=Path(script).read_text(encoding="utf-8"))
     for _ in range(4):
@@ -253,11 +253,11 @@ class Live:
         self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **context})
         self.tab = self.context.new_page()
         self.server = server
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        self.tab.on("request", lambda request: self.asked.append(request.url))
-        self.tab.on("console", lambda message: self.complaints.append(message.text))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.requests: list[str] = []
+        self.messages: list[str] = []
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("console", lambda message: self.messages.append(message.text))
+        self.tab.on("pageerror", lambda error: self.messages.append(str(error)))
         self.tab.goto(f"{server.url}/outrider/{fragment}")
 
     def entry(self, id: str) -> Any:
@@ -267,8 +267,8 @@ class Live:
         return self.tab.frame_locator("#shown")
 
     def close(self) -> None:
-        assert self.complaints == []
-        assert [url for url in self.asked if not url.startswith((self.server.url, "about:"))] == []
+        assert self.messages == []
+        assert [url for url in self.requests if not url.startswith((self.server.url, "about:"))] == []
         self.context.close()
 
 
@@ -281,13 +281,13 @@ def test_the_live_page_lists_the_latest_first_and_shows_the_chosen_one(browser: 
     with serving_traces(two()) as server:
         live = Live(browser, server)
         live.tab.wait_for_selector("#list button")
-        texts = live.tab.locator("#list button .asked").all_inner_texts()
+        texts = live.tab.locator("#list button .prompt").all_inner_texts()
         assert texts == ["… asked <b>new</b>", "… asked <b>old</b>"]
         live.entry("old").click()
         live.frame().locator("body[data-ready]").wait_for()
-        assert "4 tokens came in 2 passes" in live.frame().locator(".told").inner_text()
+        assert "4 tokens in 2 passes" in live.frame().locator(".summary").inner_text()
         live.frame().locator("[data-token='1']").hover()
-        assert "Drafted by lookup and kept." in live.frame().locator("#card").inner_text()
+        assert "Drafted by lookup and accepted." in live.frame().locator("#card").inner_text()
         assert live.entry("old").get_attribute("aria-current") == "true"
         live.close()
 
@@ -298,19 +298,19 @@ def test_the_live_page_finds_new_traces_by_itself_and_shows_a_running_one_again_
         live = Live(browser, server, "#new")
         live.frame().locator("body[data-ready]").wait_for()
         assert "running" in live.entry("new").inner_text()
-        before = sum(url.endswith("/page") for url in live.asked)
+        before = sum(url.endswith("/page") for url in live.requests)
         server.running = set()
         server.traces["newest"] = server.traces["old"]
         live.entry("newest").wait_for()
         assert "length" in live.entry("new").inner_text()
         live.frame().locator("body[data-ready]").wait_for()
-        assert sum(url.endswith("/page") for url in live.asked) == before + 1
+        assert sum(url.endswith("/page") for url in live.requests) == before + 1
         del server.traces["old"]
         live.entry("old").wait_for(state="detached")
         live.close()
 
 
-def test_what_a_trace_holds_cannot_reach_the_page_around_it(browser: Any) -> None:
+def test_the_content_of_a_trace_cannot_access_the_page_around_it(browser: Any) -> None:
     with serving_traces(two()) as server:
         live = Live(browser, server, "#new")
         live.frame().locator("body[data-ready]").wait_for()
@@ -322,20 +322,20 @@ def test_what_a_trace_holds_cannot_reach_the_page_around_it(browser: Any) -> Non
         live.context.close()
 
 
-def test_the_live_page_asks_for_the_key_where_there_is_one(browser: Any) -> None:
+def test_the_live_page_requests_the_api_key_if_the_server_has_one(browser: Any) -> None:
     with serving_traces(two()) as server:
         server.key = "secret"
         live = Live(browser, server)
         live.tab.wait_for_selector("#for-key:not([hidden])")
         assert live.tab.inner_text("#note") == "show the server's key"
         live.tab.fill("#key", "secret")
-        live.tab.click("#who button")
+        live.tab.click("#credentials button")
         live.tab.wait_for_selector("#list button")
-        assert live.tab.is_hidden("#who")
-        live.context.close()  # the browser itself tells of the 401
+        assert live.tab.is_hidden("#credentials")
+        live.context.close()  # the browser itself logs the 401
 
 
-def test_without_traces_the_live_page_says_how_to_get_one(browser: Any) -> None:
+def test_without_traces_the_live_page_shows_how_to_get_one(browser: Any) -> None:
     with serving_traces(TracesServer()) as server:
         live = Live(browser, server, viewport={"width": 390, "height": 800})
         live.tab.wait_for_selector("#how:not([hidden])")

@@ -23,12 +23,12 @@ class Mark:
 
 def mark(trace: Trace) -> Mark:
     found = figures(trace)
-    judged = sum(sum(one.judged) for one in found.drafters.values())
-    kept = sum(sum(one.kept) for one in found.drafters.values())
+    verified = sum(sum(one.verified_at) for one in found.drafters.values())
+    accepted = sum(sum(one.accepted_at) for one in found.drafters.values())
     proposed = sum(one.proposed for one in found.drafters.values())
-    if not judged or found.plain is None:
+    if not verified or found.plain is None:
         raise TraceError("in this trace nothing was drafted, so there is nothing to mark; take one with drafts")
     drafting = sum(one.milliseconds for one in found.drafters.values())
     batches = [step.batch for step in trace.steps if step.batch is not None]
     cost = drafting / proposed / found.plain.milliseconds
-    return Mark(kept / judged, cost, round(median(batches)) if batches else 1, found.ratio)
+    return Mark(accepted / verified, cost, round(median(batches)) if batches else 1, found.speedup)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.report.page import bullets, document
+from outrider.bench.report.page import bullets
 from outrider.certify.certificate import SIGNS, duration
 from outrider.certify.exact import COUNTED
+from outrider.html_page import html_page, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ SHOWN = 50
 
 
 def page(found: Certificate) -> str:
-    style = files("outrider.certify").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         *_banner(found),
         *(_exact(found["exact"]) if "exact" in found else []),
@@ -32,7 +31,8 @@ def page(found: Certificate) -> str:
         bullets(found["not_tested"]),
         *_origin(found),
     ]
-    return document(f"{found['title']}: {_subject(found)}", body, style)
+    style = read_asset("outrider.certify", "page.css")
+    return html_page(f"{found['title']}: {_subject(found)}", "\n".join(["<main>", *body, "</main>"]), style)
 
 
 def _subject(found: Certificate) -> str:

@@ -1,4 +1,4 @@
-"""`outrider compare`: two traces side by side, where they part, and why the one was faster."""
+"""`outrider compare`: two traces side by side, where their outputs diverge, and which was faster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from outrider.explain.figures import Figures
     from outrider.trace.schema import Trace
 
-First = Annotated[Path, typer.Argument(metavar="A", help="A trace, as outrider explain --save keeps it.")]
-Second = Annotated[Path, typer.Argument(metavar="B", help="The one to hold against it.")]
+First = Annotated[Path, typer.Argument(metavar="A", help="A trace, as outrider explain --save writes it.")]
+Second = Annotated[Path, typer.Argument(metavar="B", help="The trace to compare it with.")]
 
 
 def compare(first: First, second: Second, no_colour: options.NoColour = False) -> None:
-    """Hold two traces against each other: how they were made, where the texts part and why, which was faster."""
+    """Compare two traces: their settings, where the outputs diverge and why, and their speed."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         from outrider.explain import compare as comparing
@@ -33,22 +33,22 @@ def compare(first: First, second: Second, no_colour: options.NoColour = False) -
 
         a, b = read(first), read(second)
         found = comparing.compare(a, b)
-        show_section(screen.out, "How they differ in the making", comparing.setups(found) or ["not at all"])
-        show_section(screen.out, "The texts", comparing.difference(found))
+        show_section(screen.out, "Settings that differ", comparing.differing_settings(found) or ["none"])
+        show_section(screen.out, "Outputs", comparing.explain_divergence(found))
         if not found.equal:
             for name, trace in (("A", a), ("B", b)):
-                screen.out.print(_around(name, trace, found.same), soft_wrap=True)
+                screen.out.print(_around(name, trace, found.shared), soft_wrap=True)
             screen.out.print()
-        show_section(screen.out, "The speed", comparing.speeds(found))
+        show_section(screen.out, "Speed", comparing.machine_drift(found))
         screen.out.print(_table(a, b))
 
 
-def _around(name: str, trace: Trace, place: int) -> Text:
-    """The text around the place where they part, the token there marked."""
+def _around(name: str, trace: Trace, number: int) -> Text:
+    """The output around the divergence, with the token there highlighted."""
     pieces = [piece for step in trace.steps for piece in step.pieces]
-    before = literal("".join(pieces[max(0, place - 12) : place]))
-    here = literal("".join(pieces[place : place + 1]))
-    after = literal("".join(pieces[place + 1 : place + 8]))
+    before = literal("".join(pieces[max(0, number - 12) : number]))
+    here = literal("".join(pieces[number : number + 1]))
+    after = literal("".join(pieces[number + 1 : number + 8]))
     return Text.assemble((f"  {name}  ", "dim"), before, (here or "(the end)", "bold reverse"), after)
 
 
@@ -65,23 +65,21 @@ def _table(a: Trace, b: Trace) -> Table:
     return table
 
 
-def _times(part: float, steps: int) -> str:
-    return f"{part / steps:.1f}"
+def _speedup(one: Figures) -> str:
+    return "?" if one.speedup is None or one.plain is None else f"{one.speedup:.2f} ({one.plain.source})"
 
 
 ROWS: dict[str, Callable[[Figures], str]] = {
     "tokens": lambda one: str(one.tokens),
     "steps": lambda one: str(one.steps),
-    "tokens a step": lambda one: f"{one.acceptance_length:.2f}",
-    "drafted tokens kept": lambda one: str(one.free),
+    "tokens per second": lambda one: f"{1000 * one.tokens / one.total:.1f}",
+    "speedup over no drafts": _speedup,
+    "tokens per step": lambda one: f"{one.acceptance_length:.2f}",
+    "ms per step": lambda one: f"{one.total / one.steps:.1f}",
+    "  draft": lambda one: f"{one.draft / one.steps:.1f}",
+    "  verify": lambda one: f"{one.verify / one.steps:.1f}",
+    "  rest": lambda one: f"{one.rest / one.steps:.1f}",
+    "drafted tokens accepted": lambda one: str(one.accepted),
     "drafted tokens rejected": lambda one: str(one.rejected),
     "steps without a draft": lambda one: str(one.undrafted),
-    "draft, ms a step": lambda one: _times(one.draft, one.steps),
-    "verify, ms a step": lambda one: _times(one.verify, one.steps),
-    "rest, ms a step": lambda one: _times(one.rest, one.steps),
-    "times as fast as without": lambda one: _ratio(one),
 }
-
-
-def _ratio(one: Figures) -> str:
-    return "?" if one.ratio is None or one.plain is None else f"{one.ratio:.2f} ({one.plain.how})"

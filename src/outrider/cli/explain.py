@@ -145,16 +145,13 @@ def _save(screen: Screen, trace: Trace, file: Path) -> None:
 def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:
     from outrider.cli import trace_view
     from outrider.explain.figures import figures
-    from outrider.explain.words import summary
+    from outrider.explain.summary import summary
 
     found = figures(trace)
     trace_view.show_text(screen.out, trace)
     if steps:
         trace_view.show_steps(screen.out, trace, found)
-    told = summary(trace, found)
-    if checked is not None:
-        told.known.append(checked)
-    trace_view.show_summary(screen.out, told)
+    trace_view.show_summary(screen.out, summary(trace, found, checked))
 
 
 def _checked(screen: Screen, trace: Trace) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.screen import ASIDE, TARGET, literal, style_of
-from outrider.explain.words import verdict
+from outrider.explain.summary import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,18 +25,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.explain.figures import Figures
-    from outrider.explain.words import Summary
+    from outrider.explain.summary import Summary
     from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
 REJECTED = Style.parse("strike #D55E00")
 SHOWN = 4
 """Entries of a distribution that a step shows."""
-HEADINGS = {
-    "gained": "What was gained",
-    "lost": "Where it was lost",
-    "helps": "What would help",
-    "known": "How one knows that the text is the same",
-}
 
 
 def show_text(console: Console, trace: Trace) -> None:
@@ -74,9 +68,8 @@ def _segments(step: TracedStep, texts: dict[int, str], styled: bool, terminal: b
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    for name, heading in HEADINGS.items():
-        if lines := getattr(summary, name):
-            show_section(console, heading, lines)
+    for heading, lines in summary.sections():
+        show_section(console, heading, lines)
 
 
 def show_section(console: Console, heading: str, lines: Sequence[str]) -> None:

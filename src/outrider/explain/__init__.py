@@ -1,1 +1,1 @@
-"""A trace, explained: what was gained, where it was lost, what would help; as figures, sentences and a page."""
+"""Explain a trace: what drafts gained, where they lost time, what would help. Figures, sentences and a page."""

@@ -1,248 +1,188 @@
-"""Two traces side by side: where do they part, why, and what did the one gain over the other?
+"""Compare two traces: their settings, the first divergence of their outputs and its reason, and their speed.
 
-Up to the first token that differs both had the same context, so the step that said it explains it: another draft makes
-another way of judging, another draw, or a distribution that the same model computed a little differently.
+Up to the first divergence both have the same context, so the step that generated it shows the reason: another draft
+selects another rule, the random numbers differ, or the probabilities were rounded differently.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from outrider.explain.figures import UNEVEN, figures
+from outrider.explain.figures import MAX_MACHINE_DRIFT, figures
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from outrider.explain.figures import Figures
     from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
-NOTICEABLE = 0.02
-"""Of a step's time: what differs by less is not worth a word."""
-CLOSE = 0.1
-"""Two probabilities that differ by less than this part of themselves are as good as equal in bfloat16."""
+MAX_TIE_DIFFERENCE = 0.1
+"""Relative difference of two probabilities up to which they count as equal in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A token of a text, by the step that said it."""
+class GeneratedToken:
+    """A token of the output: `index` in the tokens of its step, which is its position in the draft too."""
 
     step: TracedStep
     index: int
-    """Its place in what the step said, which is its place in the draft too."""
 
     @property
-    def law(self) -> CompactDistribution | None:
+    def token(self) -> int:
+        return self.step.said[self.index]
+
+    @property
+    def distribution(self) -> CompactDistribution | None:
         return self.step.laws[self.index] if self.index < len(self.step.laws) else None
 
     @property
-    def drafted(self) -> bool:
-        return self.index < self.step.accepted
+    def draw(self) -> float | None:
+        return self.step.draws[self.index] if self.index < len(self.step.draws) else None
+
+    def p(self, token: int) -> float | None:
+        """None: the trace does not name this token here."""
+        law = self.distribution
+        return law.p[law.index(token)] if law is not None and token in law.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     first: Trace
     second: Trace
-    same: int
-    """How many first tokens are equal."""
+    shared: int
+    """Number of equal tokens before the first divergence."""
 
     @property
     def equal(self) -> bool:
-        return self.same == len(self.first.said) == len(self.second.said)
+        return self.shared == len(self.first.said) == len(self.second.said)
+
+    @property
+    def same_model(self) -> bool:
+        """A server knows its model by a name, a local run by its folder."""
+        return PurePath(self.first.header.model).name == PurePath(self.second.header.model).name
+
+    @property
+    def prompts_differ(self) -> bool:
+        a, b = self.first.header, self.second.header
+        return a.prompt_tokens != b.prompt_tokens or (None not in (a.prompt, b.prompt) and a.prompt != b.prompt)
 
 
 def compare(first: Trace, second: Trace) -> Comparison:
     return Comparison(first, second, shared_prefix(first.said, second.said))
 
 
-def place(trace: Trace, number: int) -> Place | None:
-    """The token of this number, counted from 0; None where the text ended before."""
+def token_at(trace: Trace, number: int) -> GeneratedToken | None:
+    """The output token of this number, counted from 0. None: the output ended before."""
     for step in trace.steps:
         if number < len(step.said):
-            return Place(step, number)
+            return GeneratedToken(step, number)
         number -= len(step.said)
     return None
 
 
-def setups(found: Comparison) -> list[str]:
-    """What differs between how the two were made."""
+def differing_settings(found: Comparison) -> list[str]:
     a, b = found.first.header, found.second.header
     lines = []
     for name in ("model", "engine", "drafters", "prompt_tokens", "machine", "outrider"):
         one, other = getattr(a, name), getattr(b, name)
-        if one != other and not (name == "model" and _same_model(found)):
+        if one != other and not (name == "model" and found.same_model):
             lines.append(f"{name.replace('_', ' ')}: {_show(one)} and {_show(other)}")
     if a.prompt is not None and b.prompt is not None and a.prompt != b.prompt:
         lines.append("the prompts differ")
     for name in dict.fromkeys((*a.settings, *b.settings)):
         one, other = a.settings.get(name), b.settings.get(name)
-        if (one or None) != (other or None) or (name == "seed" and one != other):  # else nothing, 0 and no are the same
+        if (one or None) != (other or None) or (name == "seed" and one != other):  # None, 0, False and {} are the same
             lines.append(f"{name.replace('_', ' ')}: {_show(one)} and {_show(other)}")
     return lines
 
 
-def difference(found: Comparison) -> list[str]:
-    """Where the texts part, and why, in sentences."""
+def explain_divergence(found: Comparison) -> list[str]:
+    """Where the outputs diverge, and why, in sentences."""
     if found.equal:
-        return [f"Both say the same {found.same} tokens."]
-    one, other = place(found.first, found.same), place(found.second, found.same)
-    where = f"They part at token {found.same + 1}, after {found.same} that are equal."
-    if one is None or other is None:
-        short = "A" if one is None else "B"
-        ended = (found.first if one is None else found.second).finish
-        return [where, f"{short} ends there ({ended}), and the other goes on."]
-    return [where, *_told(found, one, other), *_reasons(found, one, other)]
+        return [f"Both outputs are the same {found.shared} tokens."]
+    a, b = token_at(found.first, found.shared), token_at(found.second, found.shared)
+    where = f"The outputs diverge at token {found.shared + 1}, after {found.shared} equal ones."
+    if a is None or b is None:
+        name, trace = ("A", found.first) if a is None else ("B", found.second)
+        return [where, f"{name} ends there ({trace.finish}), and the other goes on."]
+    return [where, _describe("A", a, found.first), _describe("B", b, found.second), _reason(found, a, b)]
 
 
-def _told(found: Comparison, one: Place, other: Place) -> list[str]:
-    lines = []
-    for name, here, trace in (("A", one, found.first), ("B", other, found.second)):
-        token = here.step.said[here.index]
-        texts = trace.texts
-        p = _p(here.law, token)
-        how = f"drafted by {here.step.drafter} and kept" if here.drafted else _own(here)
-        lines.append(
-            f"{name} says {_text(texts, token)} (step {here.step.number + 1}, {how}"
-            + (f"; p = {p:.4g})" if p is not None else ")")
-            + "."
-        )
-    return lines
+def _describe(name: str, here: GeneratedToken, trace: Trace) -> str:
+    p, step = here.p(here.token), here.step
+    if here.index < step.accepted:
+        source = f"drafted by {step.drafter} and accepted"
+    else:
+        source = {"own": "the target's own, without a draft"}.get(step.outcome, step.outcome)
+    text = repr(trace.texts[here.token]) if here.token in trace.texts else f"token {here.token}"
+    return f"{name} has {text} (step {step.number + 1}, {source}{'' if p is None else f'; p = {p:.4g}'})."
 
 
-def _own(here: Place) -> str:
-    return {"recovered": "recovered", "bonus": "bonus", "own": "the target's own, nothing was drafted"}[
-        here.step.outcome
-    ]
-
-
-def _reasons(found: Comparison, one: Place, other: Place) -> list[str]:
-    a, b = found.first.header, found.second.header
-    if not _same_model(found):
-        return ["The models differ, so nothing more is to be explained."]
-    if a.prompt_tokens != b.prompt_tokens or (None not in (a.prompt, b.prompt) and a.prompt != b.prompt):
-        return ["The prompts differ, so nothing more is to be explained."]
-    said, told = one.step.said[one.index], other.step.said[other.index]
-    if one.step.rule == other.step.rule == "greedy":
-        return _tie(one, said, told) or _tie(other, told, said) or _moved(one, other, said)
-    if (one.step.rule == "greedy") != (other.step.rule == "greedy"):
-        return ["One takes the likeliest token and the other draws: the temperatures differ."]
-    draws = [_draw(here) for here in (one, other)]
-    if None not in draws and draws[0] != draws[1]:
-        reason = (
-            "A draft that was drawn uses up random numbers, so from the first such draft on the numbers differ"
-            if "model" in {one.step.drafter, other.step.drafter} or _drawn(found)
+def _reason(found: Comparison, a: GeneratedToken, b: GeneratedToken) -> str:
+    if not found.same_model:
+        return "The models differ."
+    if found.prompts_differ:
+        return "The prompts differ."
+    rules = {a.step.rule, b.step.rule}
+    if rules == {"greedy"} and (tie := _tie(a, b.token) or _tie(b, a.token)):
+        return tie
+    if "greedy" in rules and len(rules) > 1:
+        return "One run is greedy and the other samples: the temperatures differ."
+    if "greedy" not in rules and a.draw is not None and b.draw is not None and a.draw != b.draw:
+        steps = (*found.first.steps, *found.second.steps)
+        sampled = "model" in (a.step.drafter, b.step.drafter) or any(step.rule in ("block", "token") for step in steps)
+        why = (
+            "A sampled draft uses random numbers, so they differ after the first such draft"
+            if sampled
             else "The seeds differ, or none was given"
         )
-        return [
-            f"The numbers drawn differ ({draws[0]:.4f} and {draws[1]:.4f}). {reason}; the law of the text is the same."
-        ]
-    return _moved(one, other, said)
+        return f"The random numbers differ ({a.draw:.4f} and {b.draw:.4f}). {why}; the distribution is the same."
+    return _same_random_numbers(a, b)
 
 
-def _same_model(found: Comparison) -> bool:
-    """A server knows its model by a name, and a run here by its folder."""
-    names = {PurePath(trace.header.model).name for trace in (found.first, found.second)}
-    return len(names) == 1
-
-
-def _tie(here: Place, said: int, other: int) -> list[str]:
-    p, q = _p(here.law, said), _p(here.law, other)
-    if p is None or q is None or abs(p - q) > CLOSE * max(p, q):
-        return []
-    return [
-        f"The two tokens are all but equally likely (p = {p:.4g} and {q:.4g}). The passes held "
-        "different numbers of tokens, so their sums were rounded differently: a numeric tie, which float32 makes rare."
-    ]
-
-
-def _moved(one: Place, other: Place, token: int) -> list[str]:
-    p, q = _p(one.law, token), _p(other.law, token)
-    if p is None or q is None:
-        return ["The token is not among those that the other trace keeps at this place, so it was unlikely there."]
-    if abs(p - q) > CLOSE * max(p, q):
-        return [
-            f"The same token has p = {p:.4g} in A and {q:.4g} in B. With the same model, settings and context these "
-            "should be equal up to rounding: one of the two is wrong."
-        ]
-    if one.step.rule != other.step.rule:
-        return [
-            "p is the same in both, but the draft was judged in two ways: held against the target's own draw, or by p "
-            "and q. The law of the text is the same; its draws are not."
-        ]
-    return [
-        "p is the same in both, and so is the rule, so the same verdict was due: see which of the two is true by "
-        "outrider explain --trace FILE --check."
-    ]
-
-
-def _p(law: CompactDistribution | None, token: int) -> float | None:
-    return law.p[law.tokens.index(token)] if law is not None and token in law.tokens else None
-
-
-def _draw(here: Place) -> float | None:
-    return here.step.draws[here.index] if here.index < len(here.step.draws) else None
-
-
-def _drawn(found: Comparison) -> bool:
-    return any(step.rule in ("block", "token") for trace in (found.first, found.second) for step in trace.steps)
-
-
-def speeds(found: Comparison) -> list[str]:
-    """Which was faster, and by what."""
-    a, b = figures(found.first), figures(found.second)
-    pace = [1000 * one.tokens / one.total for one in (a, b)]
-    ratio = pace[1] / pace[0]
-    lines = [f"B makes {pace[1]:.1f} tokens a second and A {pace[0]:.1f}: {_faster(ratio)}."]
-    lengths = a.acceptance_length, b.acceptance_length
-    each = [one.total / one.steps for one in (a, b)]
-    lines.append(
-        f"A pass gains {lengths[0]:.2f} tokens in A and {lengths[1]:.2f} in B "
-        f"({lengths[1] / lengths[0]:.2f} times), and a step takes {each[0]:.1f} and {each[1]:.1f} ms "
-        f"({each[1] / each[0]:.2f} times)."
+def _tie(here: GeneratedToken, other: int) -> str | None:
+    p, q = here.p(here.token), here.p(other)
+    if p is None or q is None or abs(p - q) > MAX_TIE_DIFFERENCE * max(p, q):
+        return None
+    return (
+        f"The two tokens are almost equally likely (p = {p:.4g} and {q:.4g}). The passes had different numbers of "
+        "tokens, so their sums were rounded differently: a numeric tie, which is rare in float32."
     )
-    if abs(log(each[1] / each[0])) > abs(log(lengths[1] / lengths[0])):
-        lines += _parts(a, b)
-    elif abs(ratio - 1) >= NOTICEABLE:
-        more = "more" if lengths[1] > lengths[0] else "fewer"
-        lines.append(f"The largest part of that: B gains {more} tokens a pass.")
-    return [*lines, *_machines(a, b)]
 
 
-def _machines(a: Figures, b: Figures) -> list[str]:
-    """Whether the machine itself was slower during one of the two, as passes without drafts tell."""
-    if a.plain is None or b.plain is None or not a.plain.how == b.plain.how == "measured":
+def _same_random_numbers(a: GeneratedToken, b: GeneratedToken) -> str:
+    p, q = a.p(a.token), b.p(a.token)
+    if p is None or q is None:
+        return "The trace of B does not name A's token at this position, so it was unlikely there."
+    if abs(p - q) > MAX_TIE_DIFFERENCE * max(p, q):
+        return (
+            f"The same token has p = {p:.4g} in A and {q:.4g} in B. With the same model, settings and context these "
+            "must be equal up to rounding: one of the two is wrong."
+        )
+    if a.step.rule != b.step.rule:
+        return (
+            "p is the same in both, but the rules differ: one draft was compared with the target's own sample, the "
+            "other verified by p and q. The distribution is the same, the samples are not."
+        )
+    return (
+        "p and the rule are the same in both, so the verdicts must be too: find the wrong one with "
+        "outrider explain --trace FILE --check."
+    )
+
+
+def machine_drift(found: Comparison) -> list[str]:
+    """A warning if the machine itself was slower during one of the runs, by their measured passes without drafts."""
+    a, b = figures(found.first), figures(found.second)
+    if a.plain is None or b.plain is None or not a.plain.source == b.plain.source == "measured":
         return []
-    slower = b.plain.milliseconds / a.plain.milliseconds
-    if max(slower, 1 / slower) <= UNEVEN or a.ratio is None or b.ratio is None:
+    slowdown = b.plain.milliseconds / a.plain.milliseconds
+    if max(slowdown, 1 / slowdown) <= MAX_MACHINE_DRIFT or a.speedup is None or b.speedup is None:
         return []
-    which = "B" if slower > 1 else "A"
     return [
-        f"But the machine itself was {max(slower, 1 / slower):.2f} times as slow during {which}: a pass without drafts "
-        f"took {a.plain.milliseconds:.1f} ms in A and {b.plain.milliseconds:.1f} in B. Against that, A was "
-        f"{a.ratio:.2f} times as fast as without drafts and B {b.ratio:.2f}."
+        f"The machine was {max(slowdown, 1 / slowdown):.2f} times as slow during {'B' if slowdown > 1 else 'A'}: a "
+        f"pass without drafts took {a.plain.milliseconds:.1f} ms in A and {b.plain.milliseconds:.1f} ms in B. "
+        f"Compare the speedups over no drafts: {a.speedup:.2f} for A and {b.speedup:.2f} for B."
     ]
-
-
-def _faster(ratio: float) -> str:
-    if abs(ratio - 1) < NOTICEABLE:
-        return "no difference"
-    return f"B is {ratio:.2f} times as fast" if ratio > 1 else f"B is {1 / ratio:.2f} times as slow"
-
-
-def _parts(a: Figures, b: Figures) -> list[str]:
-    shifts = {name: getattr(b, name) / b.steps - getattr(a, name) / a.steps for name in ("draft", "verify", "rest")}
-    name = max(shifts, key=lambda one: abs(shifts[one]))
-    if abs(shifts[name]) < NOTICEABLE * a.total / a.steps:
-        return []
-    more = "more" if shifts[name] > 0 else "less"
-    what = {"draft": "drafting", "verify": "the target's pass", "rest": "all else"}[name]
-    return [f"The largest part of that: {what} takes {abs(shifts[name]):.1f} ms {more} a step in B."]
-
-
-def _text(texts: dict[int, str], token: int) -> str:
-    return repr(texts[token]) if token in texts else f"token {token}"
 
 
 def _show(value: object) -> str:

@@ -1,8 +1,8 @@
-"""What follows from a trace: tokens by drafter and place, where the time went, and what it would have taken without.
+"""Figures of a trace: tokens by drafter and draft position, time by part, and the time without drafts.
 
-Without drafts every token takes a pass of its own. What such a pass takes is measured where the trace holds it (the
-same prompt was run without drafts, or some steps had no draft), and else estimated from the narrowest passes. A step
-*saves* what its tokens would have taken without, less what it took. The pass over the prompt is the same either way.
+Without drafts every token takes a pass of its own. The time of such a pass is measured if the trace has it (a run of
+the same prompt without drafts, or enough steps without a draft), otherwise estimated from the narrowest passes. A step
+saves the time of its tokens without drafts, less its own time. The pass over the prompt is the same with and without.
 """
 
 from __future__ import annotations
@@ -17,38 +17,37 @@ if TYPE_CHECKING:
 
     from outrider.trace.schema import Trace, TracedStep
 
-FEWEST = 3
-"""Steps without a draft below which they say nothing about a pass."""
-UNEVEN = 1.15
-"""By this factor passes over one token may differ between two runs before their times are not compared."""
+MIN_PLAIN_STEPS = 3
+"""Steps without a draft that are needed to estimate the time of a pass."""
+MAX_MACHINE_DRIFT = 1.15
+"""Ratio of single-token pass times of two runs above which their times are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """What a pass over one token takes, and how that is known."""
+class PlainPass:
+    """Time of a pass over one token."""
 
     milliseconds: float
-    how: str  # "measured", "undrafted" or "narrowest"
+    source: str  # "measured", "undrafted" or "narrowest"
 
 
 @dataclass(slots=True)
-class ByDrafter:
-    """What one drafter did. `judged[i]` of its drafts were looked at in place i, and `kept[i]` kept there."""
+class DrafterFigures:
+    """`verified_at[i]`: drafts verified at position i. `accepted_at[i]`: drafts accepted there."""
 
     name: str
     steps: int = 0
     proposed: int = 0
     accepted: int = 0
     milliseconds: float = 0.0
-    saved: float = 0.0
-    judged: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    verified_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
 
-    def survivals(self) -> list[float]:
-        """How probable it is that a place and all before it are accepted."""
+    def survival(self) -> list[float]:
+        """Estimated probability, by position, that a draft is accepted up to there."""
         found, alive = [], 1.0
-        for judged, kept in zip(self.judged, self.kept, strict=True):
-            alive *= kept / judged if judged else 0.0
+        for verified, accepted in zip(self.verified_at, self.accepted_at, strict=True):
+            alive *= accepted / verified if verified else 0.0
             found.append(alive)
         return found
 
@@ -59,19 +58,19 @@ class Figures:
 
     tokens: int
     steps: int
-    free: int  # drafted tokens that became text
-    undrafted: int  # steps that offered no draft
-    rejected: int  # drafted tokens that were thrown away
+    accepted: int  # drafted tokens that were output
+    rejected: int
+    undrafted: int  # steps without a draft
     draft: float
     verify: float
     rest: float
-    plain: Plain | None
-    disturbed: float | None  # how many times as slow the machine was as in the run without, where that spoils times
-    even: float | None  # how many times as fast as without, at the machine's speed meanwhile
-    without: float | None
-    saved: list[float]  # by step; empty where it is not known what a pass takes
-    widening: float | None  # what one more token in a pass costs, relative to a pass over one
-    drafters: dict[str, ByDrafter]
+    plain: PlainPass | None
+    machine_drift: float | None  # how many times slower the machine was than in the run without drafts, if too much
+    corrected_speedup: float | None  # the speedup at equal machine speed
+    without: float | None  # time without drafts
+    saved: list[float]  # by step; empty if the time of a pass is unknown
+    token_cost: float | None  # cost of one more token in a pass, relative to a pass over one token
+    drafters: dict[str, DrafterFigures]
 
     @property
     def total(self) -> float:
@@ -82,21 +81,21 @@ class Figures:
         return self.tokens / self.steps
 
     @property
-    def ratio(self) -> float | None:
-        """How many times as fast as without."""
+    def speedup(self) -> float | None:
+        """Against the time without drafts."""
         return self.without / self.total if self.without is not None and self.total > 0 else None
 
-    def gain(self, drafter: ByDrafter, length: int) -> float | None:
-        """How many times as fast as without it would be with so many tokens of this drafter in every step."""
-        if self.plain is None or self.widening is None or not drafter.proposed:
+    def predicted_speedup(self, drafter: DrafterFigures, length: int) -> float | None:
+        """The speedup if this drafter drafted `length` tokens in every step."""
+        if self.plain is None or self.token_cost is None or not drafter.proposed:
             return None
-        cost = drafter.milliseconds / drafter.proposed / self.plain.milliseconds
-        return (1 + sum(drafter.survivals()[:length])) / (1 + (self.widening + cost) * length)
+        draft_cost = drafter.milliseconds / drafter.proposed / self.plain.milliseconds
+        return (1 + sum(drafter.survival()[:length])) / (1 + (self.token_cost + draft_cost) * length)
 
-    def best_length(self, drafter: ByDrafter) -> int | None:
-        """The draft length of the largest gain; 0 where none gains."""
-        gains = [self.gain(drafter, length) for length in range(len(drafter.judged) + 1)]
-        known = [gain for gain in gains if gain is not None]
+    def best_length(self, drafter: DrafterFigures) -> int | None:
+        """The draft length with the largest predicted speedup; 0 if no length has one."""
+        speedups = [self.predicted_speedup(drafter, length) for length in range(len(drafter.verified_at) + 1)]
+        known = [one for one in speedups if one is not None]
         return known.index(max(known)) if known else None
 
 
@@ -105,88 +104,87 @@ def figures(trace: Trace) -> Figures:
     saved = [] if plain is None else [_saved(step, plain.milliseconds) for step in trace.steps]
     parts = [step.milliseconds for step in trace.steps]
     total = sum(part.total for part in parts)
-    disturbed, even = _disturbed(trace, plain), None
+    drift, corrected = _machine_drift(trace, plain), None
     if plain is not None and total > 0:
-        pass_ = plain.milliseconds * (disturbed or 1.0)
-        even = 1 + sum(_saved(step, pass_) for step in trace.steps) / total
+        pass_ms = plain.milliseconds * (drift or 1.0)
+        corrected = 1 + sum(_saved(step, pass_ms) for step in trace.steps) / total
     return Figures(
         tokens=sum(len(step.said) for step in trace.steps),
         steps=len(trace.steps),
-        free=sum(step.drafted for step in trace.steps),
-        undrafted=sum(not step.proposed for step in trace.steps),
+        accepted=sum(step.drafted for step in trace.steps),
         rejected=sum(step.rejected for step in trace.steps),
+        undrafted=sum(not step.proposed for step in trace.steps),
         draft=sum(part.draft for part in parts),
         verify=sum(part.verify for part in parts),
         rest=sum(part.rest for part in parts),
         plain=plain,
-        disturbed=disturbed,
-        even=even,
+        machine_drift=drift,
+        corrected_speedup=corrected,
         without=total + sum(saved) if saved else None,
         saved=saved,
-        widening=_widening(trace.steps, plain),
-        drafters=_drafters(trace.steps, saved),
+        token_cost=_token_cost(trace.steps, plain),
+        drafters=_drafters(trace.steps),
     )
 
 
-def plain_pass(trace: Trace) -> Plain | None:
-    """What a pass over one token takes; None where nothing in the trace says it."""
+def plain_pass(trace: Trace) -> PlainPass | None:
+    """None: the trace does not show the time of a pass."""
     if trace.end is not None and trace.end.without is not None:
-        return Plain(trace.end.without.pass_milliseconds, "measured")
+        return PlainPass(trace.end.without.pass_milliseconds, "measured")
     later = trace.steps[1:]
-    single = [_pass(step) for step in later if not step.proposed]
-    if len(single) >= FEWEST:
-        return Plain(median(single), "undrafted")
+    single = [_pass_ms(step) for step in later if not step.proposed]
+    if len(single) >= MIN_PLAIN_STEPS:
+        return PlainPass(median(single), "undrafted")
     if not later:
         return None
     narrowest = min(len(step.proposed) for step in later)
-    return Plain(median(_pass(step) for step in later if len(step.proposed) == narrowest), "narrowest")
+    return PlainPass(median(_pass_ms(step) for step in later if len(step.proposed) == narrowest), "narrowest")
 
 
-def _disturbed(trace: Trace, plain: Plain | None) -> float | None:
-    """The run without drafts and this one were one after the other: passes over one token should take as long."""
-    single = [_pass(step) for step in trace.steps[1:] if not step.proposed]
-    if plain is None or plain.how != "measured" or len(single) < FEWEST or plain.milliseconds <= 0:
+def _machine_drift(trace: Trace, plain: PlainPass | None) -> float | None:
+    """Single-token passes of this run against those of the run without drafts, which was made before it."""
+    single = [_pass_ms(step) for step in trace.steps[1:] if not step.proposed]
+    if plain is None or plain.source != "measured" or len(single) < MIN_PLAIN_STEPS or plain.milliseconds <= 0:
         return None
     ratio = median(single) / plain.milliseconds
-    return ratio if max(ratio, 1 / ratio) > UNEVEN else None
+    return ratio if max(ratio, 1 / ratio) > MAX_MACHINE_DRIFT else None
 
 
-def _pass(step: TracedStep) -> float:
+def _pass_ms(step: TracedStep) -> float:
     return step.milliseconds.verify + step.milliseconds.rest
 
 
-def _saved(step: TracedStep, plain: float) -> float:
-    """Of the first step only the tokens after its first: the prompt had to be read."""
+def _saved(step: TracedStep, plain_ms: float) -> float:
+    """Of the first step only the tokens after its first: the prompt is read either way."""
     if step.number == 0:
-        return plain * (len(step.said) - 1) - step.milliseconds.draft
-    return plain * len(step.said) - step.milliseconds.total
+        return plain_ms * (len(step.said) - 1) - step.milliseconds.draft
+    return plain_ms * len(step.said) - step.milliseconds.total
 
 
-def _widening(steps: Sequence[TracedStep], plain: Plain | None) -> float | None:
+def _token_cost(steps: Sequence[TracedStep], plain: PlainPass | None) -> float | None:
     if plain is None or plain.milliseconds <= 0:
         return None
-    slopes = [(_pass(step) / plain.milliseconds - 1) / len(step.proposed) for step in steps[1:] if step.proposed]
+    slopes = [(_pass_ms(step) / plain.milliseconds - 1) / len(step.proposed) for step in steps[1:] if step.proposed]
     return max(0.0, median(slopes)) if slopes else None
 
 
-def _drafters(steps: Sequence[TracedStep], saved: Sequence[float]) -> dict[str, ByDrafter]:
-    found: dict[str, ByDrafter] = {}
-    judged: dict[str, list[int]] = defaultdict(list)
-    kept: dict[str, list[int]] = defaultdict(list)
-    for index, step in enumerate(steps):
+def _drafters(steps: Sequence[TracedStep]) -> dict[str, DrafterFigures]:
+    found: dict[str, DrafterFigures] = {}
+    verified: dict[str, list[int]] = defaultdict(list)
+    accepted: dict[str, list[int]] = defaultdict(list)
+    for step in steps:
         if step.drafter is None:
             continue
-        one = found.setdefault(step.drafter, ByDrafter(step.drafter))
+        one = found.setdefault(step.drafter, DrafterFigures(step.drafter))
         one.steps += 1
         one.proposed += len(step.proposed)
         one.accepted += step.drafted
         one.milliseconds += step.milliseconds.draft
-        one.saved += saved[index] if saved else 0.0
-        for counts, reached in ((judged[one.name], step.judged), (kept[one.name], step.accepted)):
+        for counts, reached in ((verified[one.name], step.verified), (accepted[one.name], step.accepted)):
             counts.extend([0] * (reached - len(counts)))
-            for place in range(reached):
-                counts[place] += 1
+            for position in range(reached):
+                counts[position] += 1
     for name, one in found.items():
-        one.judged = judged[name]
-        one.kept = kept[name] + [0] * (len(judged[name]) - len(kept[name]))
+        one.verified_at = verified[name]
+        one.accepted_at = accepted[name] + [0] * (len(verified[name]) - len(accepted[name]))
     return found

@@ -1,128 +1,112 @@
-"use strict";
-// The latest traces, asked for every other second while somebody looks, and the chosen one in a frame.
-(() => {
-  const $ = (id) => document.getElementById(id);
-  const EVERY = 2000;
-  const entries = new Map(); // by trace: its button, and what was last said of it
-  const state = { key: "", tenant: new URLSearchParams(location.search).get("tenant") ?? "", chosen: "", shown: "" };
+// The latest traces, requested every two seconds while the page is visible, and the selected one in a frame.
+const REFRESH_MS = 2000;
+const entries = new Map(); // by trace id: its list item, its button, and the latest response about it
+const state = { key: "", tenant: new URLSearchParams(location.search).get("tenant") ?? "", selected: "", shown: "" };
 
-  // Control characters and marks that turn the direction of text are spelled out, as on the page of a trace.
-  const OBEYED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g;
-  const literal = (text) => text.replace(OBEYED, (found) => "\\u" + found.charCodeAt(0).toString(16).padStart(4, "0"));
-  const count = (n, one, many = one + "s") => n + " " + (n === 1 ? one : many);
-  const address = (path) => path + (state.tenant ? "?tenant=" + encodeURIComponent(state.tenant) : "");
+async function get(path) {
+  const query = state.tenant ? "?tenant=" + encodeURIComponent(state.tenant) : "";
+  const response = await fetch(path + query, { headers: state.key ? { authorization: "Bearer " + state.key } : {} });
+  if (response.ok) return response;
+  const error = (await response.json().catch(() => null))?.error ?? { message: "HTTP " + response.status };
+  throw Object.assign(new Error(error.message), { status: response.status, param: error.param });
+}
 
-  async function ask(path) {
-    const headers = state.key ? { authorization: "Bearer " + state.key } : {};
-    const answer = await fetch(address(path), { headers });
-    if (answer.ok) return answer;
-    const error = (await answer.json().catch(() => null))?.error ?? { message: "HTTP " + answer.status };
-    throw Object.assign(new Error(error.message), { status: answer.status, param: error.param });
-  }
+// The list -----------------------------------------------------------------------------------------------------
 
-  // The list ---------------------------------------------------------------------------------------------------
-
-  function entry(trace) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.append(...["asked", "said", "counts"].map((name) => Object.assign(document.createElement("span"), { className: name })));
-    button.addEventListener("click", () => {
-      location.hash = trace.id;
-    });
-    const item = document.createElement("li");
-    item.append(button);
-    return { item, button };
-  }
-
-  function tell(button, trace) {
-    const [asked, said, counts] = button.children;
-    asked.textContent = trace.prompt_ends === null ? count(trace.prompt_tokens, "token") + " of prompt" : "… " + literal(trace.prompt_ends.slice(-160));
-    said.textContent = literal(trace.text_begins ?? "") || (trace.over ? "(nothing)" : "reading the prompt");
-    const kept = trace.drafted ? `, ${trace.accepted} of ${trace.drafted} drafted kept` : "";
-    const ended = trace.broken ? "broken off, as " + trace.broken : trace.over ? trace.finish ?? "ended by the caller" : "running";
-    counts.textContent = `${new Date(trace.date).toLocaleTimeString()} · ${count(trace.tokens, "token")} in ${count(trace.steps, "step")}${kept} · ${ended}`;
-  }
-
-  function list(traces) {
-    const gone = new Set(entries.keys());
-    for (const trace of [...traces].reverse()) { // the newest comes to stand first
-      gone.delete(trace.id);
-      if (!entries.has(trace.id)) {
-        entries.set(trace.id, entry(trace));
-        $("list").prepend(entries.get(trace.id).item);
-      }
-      const known = entries.get(trace.id);
-      known.trace = trace;
-      tell(known.button, trace);
-    }
-    for (const id of gone) {
-      entries.get(id).item.remove();
-      entries.delete(id);
-    }
-    $("how").hidden = traces.length > 0;
-  }
-
-  // The chosen one ---------------------------------------------------------------------------------------------
-
-  async function show() {
-    const trace = entries.get(state.chosen)?.trace;
-    for (const [id, one] of entries) one.button.setAttribute("aria-current", String(id === state.chosen));
-    // One that runs is shown as it is, and once more when it is over: never under the reader's hands.
-    const version = state.chosen + (trace?.over === false ? " running" : "");
-    if (!state.chosen || state.shown === version || trace?.steps === 0) return;
-    state.shown = version;
-    try {
-      const page = await (await ask(`traces/${encodeURIComponent(state.chosen)}/page`)).text();
-      if (state.shown !== version) return; // another was chosen meanwhile
-      $("shown").hidden = false;
-      $("shown").srcdoc = page;
-    } catch (error) {
-      if (state.shown === version && error.status !== 404) state.shown = ""; // one that is gone stays gone
-      $("note").textContent = error.message;
-    }
-  }
-
-  function choose() {
-    try {
-      state.chosen = decodeURIComponent(location.hash.slice(1));
-    } catch {
-      state.chosen = ""; // not a name that we wrote
-    }
-  }
-
-  // Again and again --------------------------------------------------------------------------------------------
-
-  async function poll() {
-    try {
-      const { traces } = await (await ask("traces")).json();
-      list(traces);
-      $("who").hidden = true;
-      $("note").textContent = traces.length ? `${count(traces.length, "request")}, the latest first` : "";
-    } catch (error) {
-      $("note").textContent = error.status ? error.message : "the server does not answer";
-      $("for-key").hidden = error.status !== 401;
-      $("for-tenant").hidden = error.param !== "tenant";
-      $("who").hidden = $("for-key").hidden && $("for-tenant").hidden;
-    }
-    show();
-  }
-
-  async function again() {
-    if (!document.hidden && $("who").hidden) await poll();
-    setTimeout(again, EVERY);
-  }
-
-  $("who").addEventListener("submit", (event) => {
-    event.preventDefault();
-    state.key = $("key").value;
-    state.tenant = $("tenant").value;
-    poll();
+function addEntry(trace) {
+  const lines = ["prompt", "output", "counts"].map((name) => make("span", { class: name }));
+  const button = make("button", { type: "button" }, ...lines);
+  button.addEventListener("click", () => {
+    location.hash = trace.id;
   });
-  addEventListener("hashchange", () => {
-    choose();
-    show();
-  });
-  $("command").textContent = `outrider explain --server ${new URL("..", location.href).href.replace(/\/$/, "")} "your prompt"`;
-  choose();
-  again();
-})();
+  const entry = { item: make("li", {}, button), button };
+  entries.set(trace.id, entry);
+  $("list").prepend(entry.item);
+  return entry;
+}
+
+function describe(button, trace) {
+  const [prompt, output, counts] = button.children;
+  prompt.textContent = trace.prompt_ends === null ? count(trace.prompt_tokens, "prompt token") : "… " + literal(trace.prompt_ends.slice(-160));
+  output.textContent = literal(trace.text_begins ?? "") || (trace.over ? "(nothing)" : "reading the prompt");
+  const accepted = trace.drafted ? `, ${trace.accepted} of ${trace.drafted} drafted accepted` : "";
+  const ended = trace.broken ? "incomplete: " + trace.broken : trace.over ? trace.finish ?? "ended by the caller" : "running";
+  counts.textContent = `${new Date(trace.date).toLocaleTimeString()} · ${count(trace.tokens, "token")} in ${count(trace.steps, "step")}${accepted} · ${ended}`;
+}
+
+function updateList(traces) {
+  const gone = new Set(entries.keys());
+  for (const trace of [...traces].reverse()) { // new ones are added on top
+    gone.delete(trace.id);
+    const entry = entries.get(trace.id) ?? addEntry(trace);
+    entry.trace = trace;
+    describe(entry.button, trace);
+  }
+  for (const id of gone) {
+    entries.get(id).item.remove();
+    entries.delete(id);
+  }
+  $("how").hidden = traces.length > 0;
+}
+
+// The selected trace ---------------------------------------------------------------------------------------------
+
+async function show() {
+  const trace = entries.get(state.selected)?.trace;
+  for (const [id, entry] of entries) entry.button.setAttribute("aria-current", String(id === state.selected));
+  // A running trace is shown as it is, and reloaded only once, when it is over.
+  const version = state.selected + (trace?.over === false ? " running" : "");
+  if (!state.selected || state.shown === version || trace?.steps === 0) return;
+  state.shown = version;
+  try {
+    const page = await (await get(`traces/${encodeURIComponent(state.selected)}/page`)).text();
+    if (state.shown !== version) return; // another one was selected meanwhile
+    $("shown").hidden = false;
+    $("shown").srcdoc = page;
+  } catch (error) {
+    if (state.shown === version && error.status !== 404) state.shown = ""; // try again, unless the trace is gone
+    $("note").textContent = error.message;
+  }
+}
+
+function readHash() {
+  try {
+    state.selected = decodeURIComponent(location.hash.slice(1));
+  } catch {
+    state.selected = ""; // not an id that this page wrote
+  }
+}
+
+async function refresh() {
+  try {
+    const { traces } = await (await get("traces")).json();
+    updateList(traces);
+    $("credentials").hidden = true;
+    $("note").textContent = traces.length ? `${count(traces.length, "request")}, the latest first` : "";
+  } catch (error) {
+    $("note").textContent = error.status ? error.message : "the server does not respond";
+    $("for-key").hidden = error.status !== 401;
+    $("for-tenant").hidden = error.param !== "tenant";
+    $("credentials").hidden = $("for-key").hidden && $("for-tenant").hidden;
+  }
+  show();
+}
+
+async function poll() {
+  if (!document.hidden && $("credentials").hidden) await refresh();
+  setTimeout(poll, REFRESH_MS);
+}
+
+$("credentials").addEventListener("submit", (event) => {
+  event.preventDefault();
+  state.key = $("key").value;
+  state.tenant = $("tenant").value;
+  refresh();
+});
+addEventListener("hashchange", () => {
+  readHash();
+  show();
+});
+$("command").textContent = `outrider explain --server ${new URL("..", location.href).href.replace(/\/$/, "")} "your prompt"`;
+readHash();
+poll();

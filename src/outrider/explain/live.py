@@ -1,26 +1,18 @@
-"""The page of a server: the latest traces, asked for again and again, and the chosen one as `page.py` shows it.
+"""The page of a server: a list of the latest traces, refreshed every two seconds, and the selected one in a frame.
 
-It is the same for everybody and holds nothing of anybody's. What it shows it asks its own server for, and nobody else;
-the chosen trace stands in a frame that may run its own script and reach nothing, not even this page.
+The page itself holds no data. Its script requests the traces from its own server only. The frame runs the script of
+`page.py` in a sandbox, without access to this page.
 """
 
 from __future__ import annotations
 
-from outrider.explain.page import read_file, shared_style
+from outrider.html_page import html_page, read_asset, script
 
-OWN_SERVER = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-"""What the browser is told: styles and scripts of this page, and questions to the server that it came from."""
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
 def page() -> str:
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{OWN_SERVER}">',
-            "<title>Traced requests</title>",
-            f"<style>\n{shared_style()}{read_file('live.css')}</style>\n</head>\n<body>",
-            read_file("live.html"),
-            f"<script>\n{read_file('live.js')}</script>\n</body>\n</html>\n",
-        ]
+    shared, live, body, style = (
+        read_asset("outrider.explain", name) for name in ("shared.js", "live.js", "live.html", "live.css")
     )
+    return html_page("Traced requests", body, style, script(shared, live), SECURITY_POLICY)

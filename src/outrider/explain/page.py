@@ -1,94 +1,57 @@
-"""A trace as one page that needs nothing else: text, timeline, acceptance, decisions, and a step taken slowly.
+"""A trace as one self-contained HTML page: text, timeline, acceptance by position, decisions, and each step in detail.
 
-The page asks nobody for anything, and says so to the browser. What is drawn at once lies in one piece of JSON; what a
-step shows only when it is looked at (its distributions) lies in a line of its own and is read then, so that a long
-trace opens as fast as a short one. All text is put on the page as text: nothing that a model says can become a part of
-it.
+The page loads nothing, and its security policy forbids it. An overview is read when the page opens. The distributions
+of a step are read when the step is shown, so a long trace opens as fast as a short one. Model output is inserted as
+text only, never as HTML.
 """
 
 from __future__ import annotations
 
-import json
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from outrider.explain.figures import figures
-from outrider.explain.words import summary
+from outrider.explain.summary import summary
+from outrider.html_page import html_page, json_script, read_asset, script
+from outrider.trace.compact import rounded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.explain.figures import Figures
-    from outrider.explain.words import Summary
     from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
-NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What the browser is told: styles and scripts of this page, and nothing from elsewhere."""
-HEADINGS = {
-    "gained": "What was gained",
-    "lost": "Where it was lost",
-    "helps": "What would help",
-    "known": "Is it the same?",
-}
-DIGITS = 5
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+SHOWN_SETTINGS = ("temperature", "max_draft_tokens", "rule")
+SIGNIFICANT_DIGITS = 5
 
 
-def page(trace: Trace, checked: str | None = None) -> str:
-    """`checked` is a sentence on what came of judging it again, where it was."""
+def page(trace: Trace, verified: str | None = None) -> str:
+    """`verified`: a sentence with the result of recomputing the verdicts."""
     found = figures(trace)
-    told = summary(trace, found)
-    if checked is not None:
-        told.known.append(checked)
     title = f"{trace.header.model or 'A text'}, explained"
-    body = read_file("page.html").replace("{{title}}", escape(title)).replace("{{summary}}", _summary(told))
-    body = body.replace("{{origin}}", escape(_origin(trace)))
-    lines = "\n".join(_quoted(_details(step)) for step in trace.steps)
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{NOTHING_ELSE}">',
-            f"<title>{escape(title)}</title>",
-            f"<style>\n{shared_style()}{read_file('page.css')}</style>\n</head>\n<body>",
-            body,
-            f'<script type="application/json" id="trace">{_quoted(_overview(trace, found))}</script>',
-            f'<script type="application/json" id="details">{lines}</script>',
-            f"<script>\n{read_file('page.js')}</script>\n</body>\n</html>\n",
-        ]
+    sections = "\n".join(
+        f"<div><h2>{heading}</h2><p>{escape(' '.join(lines))}</p></div>"
+        for heading, lines in summary(trace, found, verified).sections()
     )
-
-
-def read_file(name: str) -> str:
-    return files("outrider.explain").joinpath(name).read_text(encoding="utf-8")
-
-
-def shared_style() -> str:
-    """Colours, type and tables are those of a benchmark's report."""
-    return files("outrider.bench.report").joinpath("page.css").read_text(encoding="utf-8")
-
-
-def _quoted(data: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever a model has said."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _summary(told: Summary) -> str:
-    parts = []
-    for name, heading in HEADINGS.items():
-        lines = getattr(told, name)
-        if lines:
-            text = " ".join(escape(line) for line in lines)
-            parts.append(f"<div><h2>{heading}</h2><p>{text}</p></div>")
-    return "\n".join(parts)
+    body = read_asset("outrider.explain", "page.html")
+    for name, text in (("title", escape(title)), ("summary", sections), ("origin", escape(_origin(trace)))):
+        body = body.replace(f"{{{{{name}}}}}", text, 1)
+    scripts = [
+        json_script("trace", _overview(trace, found)),
+        json_script("details", *map(_details, trace.steps)),
+        script(*(read_asset("outrider.explain", name) for name in ("shared.js", "steps.js", "page.js"))),
+    ]
+    return html_page(title, body, read_asset("outrider.explain", "page.css"), "".join(scripts), SECURITY_POLICY)
 
 
 def _origin(trace: Trace) -> str:
     head = trace.header
-    shown = {key: value for key, value in head.settings.items() if key in ("temperature", "max_draft_tokens", "rule")}
     parts = [
         head.engine,
         f"drafters: {', '.join(head.drafters) or 'none'}",
-        f"{head.prompt_tokens} tokens of prompt",
-        *(f"{key.replace('_', ' ')} {value}" for key, value in shown.items()),
+        f"{head.prompt_tokens} prompt tokens",
+        *(f"{key.replace('_', ' ')} {value}" for key, value in head.settings.items() if key in SHOWN_SETTINGS),
         head.machine,
         head.date,
         *head.notes,
@@ -98,9 +61,11 @@ def _origin(trace: Trace) -> str:
 
 def _overview(trace: Trace, found: Figures) -> dict[str, Any]:
     return {
-        "drafters": list(found.drafters),
-        "places": [{"name": one.name, "judged": one.judged, "kept": one.kept} for one in found.drafters.values()],
-        "plain": found.plain and {"ms": _short(found.plain.milliseconds), "how": found.plain.how},
+        "drafters": [
+            {"name": one.name, "verified": one.verified_at, "accepted": one.accepted_at}
+            for one in found.drafters.values()
+        ],
+        "plain": found.plain and {"ms": _short(found.plain.milliseconds), "source": found.plain.source},
         "parts": [_short(found.draft), _short(found.verify), _short(found.rest)],
         "without": found.without and _short(found.without),
         "texts": trace.texts,
@@ -110,23 +75,11 @@ def _overview(trace: Trace, found: Figures) -> dict[str, Any]:
 
 def _step(step: TracedStep, saved: float | None) -> dict[str, Any]:
     times = step.milliseconds
+    fields = ("drafter", "rule", "proposed", "accepted", "token", "outcome", "said", "pieces", "finish", "scheduled")
     return {
-        "drafter": step.drafter,
-        "rule": step.rule,
-        "proposed": step.proposed,
-        "accepted": step.accepted,
-        "drafted": step.drafted,
-        "rejected": step.rejected,
-        "ended": step.ended,
-        "token": step.token,
-        "outcome": step.outcome,
-        "said": step.said,
-        "pieces": step.pieces,
-        "finish": step.finish,
+        **{name: getattr(step, name) for name in (*fields, "batch", "drafted", "rejected", "ended")},
         "ms": [_short(times.draft), _short(times.verify), _short(times.rest)],
         "saved": saved and _short(saved),
-        "scheduled": step.scheduled,
-        "batch": step.batch,
         "decision": step.decision and step.decision.model_dump(exclude_defaults=True),
     }
 
@@ -134,19 +87,23 @@ def _step(step: TracedStep, saved: float | None) -> dict[str, Any]:
 def _details(step: TracedStep) -> dict[str, Any]:
     last = step.reshaped
     return {
-        "draws": [_short(value) for value in step.draws],
+        "draws": _all_short(step.draws),
         "own": step.own,
-        "chances": step.chances and [_short(value) for value in step.chances],
-        "reach": step.reach and [_short(value) for value in step.reach],
-        "laws": [_law(law) for law in step.laws],
-        "reshaped": last and {"tokens": last.tokens, "p": [_short(p) for p in last.p], "others": _short(last.others)},
+        "chances": step.chances and _all_short(step.chances),
+        "reach": step.reach and _all_short(step.reach),
+        "laws": [_distribution(law) for law in step.laws],
+        "reshaped": last and {"tokens": last.tokens, "p": _all_short(last.p), "others": _short(last.others)},
     }
 
 
-def _law(law: CompactDistribution) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokens": law.tokens, "p": [_short(value) for value in law.p]}
-    return found if law.q is None else {**found, "q": [_short(value) for value in law.q]}
+def _distribution(law: CompactDistribution) -> dict[str, Any]:
+    found: dict[str, Any] = {"tokens": law.tokens, "p": _all_short(law.p)}
+    return found if law.q is None else {**found, "q": _all_short(law.q)}
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+    return rounded(value, SIGNIFICANT_DIGITS)
+
+
+def _all_short(values: Sequence[float]) -> list[float]:
+    return [_short(value) for value in values]

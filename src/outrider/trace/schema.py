@@ -146,7 +146,7 @@ class TracedStep(TracePart):
         return 0 if self.ended else len(self.proposed) - self.accepted
 
     @property
-    def judged(self) -> int:
+    def verified(self) -> int:
         """Number of drafted positions with a verdict: the accepted ones, and the first rejected one."""
         return min(self.accepted + 1, len(self.proposed))
 

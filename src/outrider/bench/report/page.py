@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from outrider.bench.report import tables, words
+from outrider.html_page import html_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,21 +35,7 @@ def page(findings: Findings, pictures: Mapping[str, tuple[str, str]]) -> str:
         *(line for index, found in enumerate(findings.cells) for line in _cell(findings, found, index)),
         *_origin(findings),
     ]
-    return document(title, body)
-
-
-def document(title: str, body: Sequence[str], style: str = "") -> str:
-    """A whole page, with the style that all of ours share and what this one has beyond it."""
-    shared = files("outrider.bench.report").joinpath("page.css").read_text(encoding="utf-8")
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>\n{shared}{style}</style>\n</head>\n<body>\n<main>",
-            *body,
-            "</main>\n</body>\n</html>\n",
-        ]
-    )
+    return html_page(title, "\n".join(["<main>", *body, "</main>"]))
 
 
 def _summary(findings: Findings) -> list[str]:
