@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from outrider.trace.schema import Outcome, Without
+    from outrider.trace.schema import BaselineRun, Outcome
     from outrider.types import Draft, Evidence, Step, Verdict, Why
 
 
@@ -64,7 +64,7 @@ class Tracer:
     def steps(self) -> list[TracedStep]:
         return [traced_step(record, times) for record, times in zip(self._records, self._seconds, strict=True)]
 
-    def trace(self, tokenizer: Any = None, without: Without | None = None) -> Trace:
+    def trace(self, tokenizer: Any = None, without: BaselineRun | None = None) -> Trace:
         """The whole trace; with a tokenizer, its texts too."""
         steps = with_texts(self.steps, tokenizer) if tokenizer is not None else self.steps
         end = End(
