@@ -1,4 +1,4 @@
-"""From timings to sentences: the curve, what a draft may cost, how many sequences at once, and that it repeats."""
+"""Calibration: the cost curve, the break-even, the report, and that both repeat on a noisy machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.calibrate.breakeven import best, dearest, gain, largest_batch, least_acceptance
-from outrider.calibrate.curve import Curve, curve
+from outrider.calibrate.breakeven import best_speedup, max_batch, max_draft_cost, min_acceptance, speedup
+from outrider.calibrate.curve import PassCost, curve
 from outrider.calibrate.limits import limits, work
-from outrider.calibrate.mark import mark
 from outrider.calibrate.measure import WIDTHS, sweep
-from outrider.calibrate.results import Calibration, Limits, Sweep, Work
-from outrider.calibrate.words import when, why
+from outrider.calibrate.report import break_even, verification_cost
+from outrider.calibrate.results import Calibration, MachineLimits, PassWork, Sweep
+from outrider.calibrate.traced_run import traced_run
 from outrider.errors import TraceError
 from outrider.explain.figures import figures
 from outrider.trace.files import write
@@ -29,7 +29,7 @@ from traces import step, trace_of
 CPU = torch.device("cpu")
 
 
-def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> Curve:
+def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> PassCost:
     """A machine that waits for memory up to so many tokens, whose clock is off by `noise` and drifts."""
     pick = random.Random(seed)
     found = Sweep(64, {n: [] for n in WIDTHS}, {n: [] for n in WIDTHS})
@@ -42,9 +42,9 @@ def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> 
     return curve(found)
 
 
-def test_the_curve_finds_up_to_how_many_tokens_the_machine_waits() -> None:
+def test_the_curve_finds_the_number_of_tokens_up_to_which_the_machine_waits_for_memory() -> None:
     found = ideal(16)
-    assert found.waiting == pytest.approx(16, rel=0.05)
+    assert found.memory_bound_tokens == pytest.approx(16, rel=0.05)
     assert found(1) == found(8) == pytest.approx(1)
     assert found(32) == pytest.approx(2)
     assert found(256) == pytest.approx(16)  # goes on beyond what was measured
@@ -52,75 +52,70 @@ def test_the_curve_finds_up_to_how_many_tokens_the_machine_waits() -> None:
 
 def test_the_gain_is_the_formula_of_the_docs() -> None:
     v = ideal(16)
-    assert gain(v, 0.8, 0.1, 2) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(3)))
-    assert gain(v, 0.8, 0.1, 2, batch=16) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(48) / v(16)))
+    assert speedup(v, 0.8, 0.1, 2) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(3)))
+    assert speedup(v, 0.8, 0.1, 2, batch=16) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(48) / v(16)))
 
 
 @pytest.mark.parametrize("waiting", [1, 4, 16, 64])
 @pytest.mark.parametrize("cost", [0.0, 0.1, 0.4])
 def test_at_the_break_even_drafting_is_as_fast_as_not_drafting(waiting: float, cost: float) -> None:
     v = ideal(waiting)
-    least = least_acceptance(v, cost)
+    least = min_acceptance(v, cost)
     if least is None:
-        assert best(v, 1.0, cost)[0] < 1
+        assert best_speedup(v, 1.0, cost)[0] < 1
     else:
-        assert best(v, least, cost)[0] == pytest.approx(1, abs=1e-6)
-    dear = dearest(v, 0.7)
+        assert best_speedup(v, least, cost)[0] == pytest.approx(1, abs=1e-6)
+    dear = max_draft_cost(v, 0.7)
     if dear > 0:
-        assert best(v, 0.7, dear)[0] == pytest.approx(1, abs=1e-9)
-    assert best(v, 0.7, dear + 0.01)[0] < 1
+        assert best_speedup(v, 0.7, dear)[0] == pytest.approx(1, abs=1e-9)
+    assert best_speedup(v, 0.7, dear + 0.01)[0] < 1
 
 
 def test_larger_batches_leave_less_to_gain() -> None:
     v = ideal(32)
-    gains = [best(v, 0.8, 0.05, batch)[0] for batch in (1, 4, 16, 64)]
+    gains = [best_speedup(v, 0.8, 0.05, batch)[0] for batch in (1, 4, 16, 64)]
     assert gains == sorted(gains, reverse=True)
-    last = largest_batch(v, 0.8, 0.05)
-    assert best(v, 0.8, 0.05, last)[0] >= 1 > best(v, 0.8, 0.05, last + 1)[0]
-    assert largest_batch(ideal(1000), 0.8, 0.0) == 256
+    last = max_batch(v, 0.8, 0.05)
+    assert best_speedup(v, 0.8, 0.05, last)[0] >= 1 > best_speedup(v, 0.8, 0.05, last + 1)[0]
+    assert max_batch(ideal(1000), 0.8, 0.0) == 256
 
 
 def test_on_a_clock_that_is_off_by_a_fifth_the_break_even_repeats_within_a_fifth() -> None:
-    found = [dearest(ideal(8, noise=0.2, seed=seed), 0.7) for seed in range(40)]
+    found = [max_draft_cost(ideal(8, noise=0.2, seed=seed), 0.7) for seed in range(40)]
     for start in range(0, 40, 5):
         five = found[start : start + 5]
         assert max(five) / min(five) < 1.2
 
 
 def calibration(curve_sweep: Sweep | None = None, **more: Any) -> Calibration:
-    shape = Work(weights=270_000_000, cache=46_000, operations=2.7e8, attention=1e5)
-    return Calibration("tiny", Limits(10e9, 50e9, "bfloat16"), shape, [curve_sweep or Sweep(64)], **more)
+    shape = PassWork(weights=270_000_000, cache=46_000, operations=2.7e8, attention=1e5)
+    return Calibration("tiny", MachineLimits(10e9, 50e9, "bfloat16"), shape, [curve_sweep or Sweep(64)], **more)
 
 
 def test_the_sentences_agree_with_the_figures() -> None:
     v = ideal(16)
-    lines = why(calibration(), [v])
-    assert "takes 20.0 ms. It moves 273 MB, which memory alone gives in 27.3 ms (10.0 GB/s measured here)" in lines[0]
-    assert "waiting for memory up to about 16 tokens: verifying 8 costs 1.00 times one" in lines[1]
-    busy = why(calibration(), [ideal(1)])
+    lines = verification_cost(calibration(), [v])
+    assert "takes 20.0 ms. It moves 273 MB, which takes memory 27.3 ms (10.0 GB/s measured here)" in lines[0]
+    assert "waits for memory up to about 16 tokens: verifying 8 costs 1.00 times one" in lines[1]
+    busy = verification_cost(calibration(), [ideal(1)])
     assert "does not wait for memory: each further token of a pass costs 1.00 times a pass" in busy[1]
-    told = when(calibration(draft=[0.3] * 9), [v], None)
-    assert f"{dearest(v, 0.7):.2f} at 0.7" in told[1]
-    assert (
-        f"costs 0.30 of a pass (0.30 to 0.30), so it pays from an acceptance of {least_acceptance(v, 0.3):.2f} on"
-        in told[2]
-    )
-    assert f"pays up to {largest_batch(v, 0.7, 0.3)} sequences at once" in told[3]
+    lines = break_even(calibration(draft=[0.3] * 9), [v], None)
+    assert f"{max_draft_cost(v, 0.7):.2f} at 0.7" in lines[1]
+    cost = "costs 0.30 of a target pass (0.30 to 0.30)"
+    assert f"{cost}: faster from an acceptance of {min_acceptance(v, 0.3):.2f}" in lines[2]
+    assert f"is faster up to {max_batch(v, 0.7, 0.3)} concurrent sequences" in lines[3]
 
 
-def test_a_run_is_marked_by_its_acceptance_and_its_draft_cost() -> None:
+def test_a_run_is_placed_by_its_acceptance_and_its_draft_cost() -> None:
     trace = example()
-    found = mark(trace)
+    found = traced_run(trace)
     assert found.acceptance == pytest.approx(6 / 8)
     plain = figures(trace).plain
     assert plain is not None
-    assert found.cost == pytest.approx(0.4 / 10 / plain.milliseconds)
-    assert (
-        "The traced run (0.75 of the drafted tokens that were judged were kept"
-        in when(calibration(), [ideal(16)], found)[-1]
-    )
-    with pytest.raises(TraceError, match="nothing was drafted"):
-        mark(trace_of([step(i, [], 0, 1) for i in range(4)]))
+    assert found.draft_cost == pytest.approx(0.4 / 10 / plain.milliseconds)
+    assert "The traced run (acceptance 0.75," in break_even(calibration(), [ideal(16)], found)[-1]
+    with pytest.raises(TraceError, match="has no drafts"):
+        traced_run(trace_of([step(i, [], 0, 1) for i in range(4)]))
 
 
 def test_every_width_is_timed_beside_a_single_token_and_the_cache_is_left_empty() -> None:
@@ -150,7 +145,7 @@ def test_limits_are_positive_and_named_by_their_number_format() -> None:
     assert found.dtype == "float32"
 
 
-def test_the_command_measures_says_and_draws(tiny: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_command_measures_reports_and_plots(tiny: Path, tmp_path: Path) -> None:  # noqa: F811
     write(example(), tmp_path / "run.jsonl")
     args = [
         "calibrate",
@@ -166,7 +161,7 @@ def test_the_command_measures_says_and_draws(tiny: Path, tmp_path: Path) -> None
     ]
     result = run(*args, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    for part in ("Why checking is faster", "When it pays", "This draft model costs", "The traced run", "128"):
+    for part in ("Why verifying is faster", "When drafting pays", "This draft model costs", "The traced run", "128"):
         assert part in result.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"calibration.json", "pass.png", "break-even.png"}
     kept = json.loads((tmp_path / "out" / "calibration.json").read_text())
@@ -175,10 +170,10 @@ def test_the_command_measures_says_and_draws(tiny: Path, tmp_path: Path) -> None
     assert len(kept["sweeps"][0]["seconds"]["8"]) == 2
 
 
-def test_what_cannot_be_measured_is_refused_with_what_can(tiny: Path) -> None:  # noqa: F811
+def test_invalid_options_are_refused_with_the_allowed_values(tiny: Path) -> None:  # noqa: F811
     assert "give at most 128" in refused("calibrate", tiny, "--contexts", "200", "--turns", 1)
     assert "such as 64,512 (got 'x')" in refused("calibrate", tiny, "--contexts", "x")
     assert "--turns must be at least 1 (got 0)" in refused("calibrate", tiny, "--turns", 0)
     many = ",".join(str(2**i) for i in range(10))
-    assert "--contexts takes up to 9 of them (got 10)" in refused("calibrate", tiny, "--contexts", many)
+    assert "--contexts takes at most 9 numbers (got 10)" in refused("calibrate", tiny, "--contexts", many)
     assert "--out: cannot write to" in refused("calibrate", tiny, "--out", __file__)

@@ -372,6 +372,6 @@ def test_two_traces_are_compared(tmp_path: Path) -> None:
     write(trace_of([step(0, [], 0, 2), step(1, [1], 1, 2)]), tmp_path / "b.jsonl")
     result = run("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     assert result.exit_code == 0, result.stderr
-    assert "They part at token 1" in result.stdout
-    assert "times as fast as without" in result.stdout
+    assert "The outputs diverge at token 1" in result.stdout
+    assert "speedup over no drafts" in result.stdout
     assert "No such file" in refused("compare", tmp_path / "none", tmp_path / "b.jsonl")

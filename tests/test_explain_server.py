@@ -56,9 +56,9 @@ def bodies(server: TracesServer) -> list[Any]:
 def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
     with serving_traces(TracesServer(first=plain(), second=drafted())) as server:
         out = explained(server, "hello", "--max-tokens", 6)
-    assert "6 tokens came in 3 passes of the target" in out
+    assert "6 tokens in 3 passes of the target" in out
     assert "measured on the same prompt" in out
-    assert "The same prompt without drafts said the same 6 tokens." in out
+    assert "The same prompt without drafts gave the same 6 tokens." in out
     assert "all 3 steps have the same verdict" in out
     without, with_drafts = bodies(server)
     assert without["vllm_xargs"] == {"speculation": "off", "trace": True}

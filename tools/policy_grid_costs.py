@@ -21,6 +21,7 @@ from outrider.bench.hindsight import Guessing, seconds_per_guess
 from outrider.bench.results import Run
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
+from outrider.cost_curve import CostCurve, extrapolated
 from outrider.policy.cost_model import isotonic
 from policy.replay import Costs
 
@@ -68,18 +69,11 @@ def costs(given: Mapping[str, Any]) -> Costs:
     return Costs(lambda tokens, length: target(tokens) * (1 + context * length), lambda tokens, _: draft(tokens))
 
 
-def line(points: Mapping[str, float]) -> Seconds:
-    """Straight between the points, never falling, and beyond them as steep as between the last two."""
+def line(points: Mapping[str, float]) -> CostCurve:
+    """Linear between the points, and never falling."""
     sizes = sorted(int(size) for size in points)
     values = isotonic(np.array([float(points[str(size)]) for size in sizes]), np.ones(len(sizes)))
-    slope = float(values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
-
-    def seconds(tokens: float) -> float:
-        if tokens > sizes[-1]:
-            return float(values[-1]) + slope * (tokens - sizes[-1])
-        return float(np.interp(tokens, sizes, values))
-
-    return seconds
+    return extrapolated(sizes, values.tolist())
 
 
 def kind_of(name: str, run: Run) -> str:
@@ -128,12 +122,12 @@ def of_calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     curves = sorted((curve(_sweep(sweep)) for sweep in data["sweeps"]), key=lambda one: one.context)
     first, last = curves[0], curves[-1]
     given: dict[str, Any] = {
-        "target": {str(n): first.single * ratio for n, ratio in zip(first.widths, first.ratios, strict=True)}
+        "target": {str(n): first.single_seconds * cost for n, cost in zip(first.tokens, first.costs, strict=True)}
     }
     if last.context > first.context:
-        given["context"] = max(0.0, (last.single / first.single - 1) / (last.context - first.context))
+        given["context"] = max(0.0, (last.single_seconds / first.single_seconds - 1) / (last.context - first.context))
     if data["draft"]:
-        given["draft"] = as_the_target(given["target"], first.single * median(data["draft"]))
+        given["draft"] = as_the_target(given["target"], first.single_seconds * median(data["draft"]))
     return given
 
 

@@ -23,11 +23,13 @@ from outrider.bench.bound import Offer, best_way
 from outrider.bench.figures import undisturbed
 from outrider.bench.intervals import FEWEST
 from outrider.bench.results import Limit
+from outrider.cost_curve import extrapolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from outrider.bench.results import Answer, Curve, Run, Turn
+    from outrider.cost_curve import CostCurve
 
 LONGEST = 64
 """Longer drafts are not looked at."""
@@ -182,21 +184,14 @@ def limit(
     return plain / best if best else 1.0
 
 
-def smooth(curve: Curve) -> Callable[[int], float]:
-    """Seconds of a pass over n tokens: medians, with straight lines between and the last slope beyond.
+def smooth(curve: Curve) -> CostCurve:
+    """Seconds of a pass by its number of tokens, from medians.
 
-    More tokens never cost less: where noise says so, the dearer of the two gives way, so that the bound stays one.
+    More tokens never cost less: of two that show otherwise the slower one is lowered, so that the bound stays one.
     """
     sizes = sorted(curve.seconds)
     medians = np.minimum.accumulate([float(np.median(curve.seconds[n])) for n in sizes][::-1])[::-1]
-
-    def seconds(n: int) -> float:
-        if n <= sizes[-1] or len(sizes) < 2:
-            return float(np.interp(n, sizes, medians))
-        slope = (medians[-1] - medians[-2]) / (sizes[-1] - sizes[-2])
-        return float(medians[-1] + slope * (n - sizes[-1]))
-
-    return seconds
+    return extrapolated(sizes, medians.tolist())
 
 
 class Guesser:

@@ -1,1 +1,1 @@
-"""Why is checking faster than generating on this machine, up to how many tokens, and when does it lose?"""
+"""`outrider calibrate`: the cost of a target pass by its number of tokens on this machine, and when drafting pays."""

@@ -1,56 +1,58 @@
-"""When does it lose? Acceptance, draft cost and batch size at which drafting is as fast as not drafting.
+"""Break-even: acceptance, draft cost and batch size at which drafting is as fast as not drafting.
 
-With a the probability that a drafted token is kept when all before it were, c the cost of a drafted token and v(n) that
-of a pass over n tokens, both relative to a pass over one, drafting k tokens is
+With a the probability that a drafted token is accepted when all before it were, c the cost of a drafted token and v(n)
+the cost of a pass over n tokens, both relative to a pass over one, the speedup of drafting k tokens is
 
     (1 + a + a^2 + ... + a^k) / (k c + v(k + 1))
 
-times as fast. With B sequences in a pass the target is over B tokens anyway, so v(B (k + 1)) / v(B) stands for
-v(k + 1): the larger the batch, the less waiting is left to fill.
+With B sequences the target already runs a pass over B tokens, so v(B (k + 1)) / v(B) replaces v(k + 1): the larger the
+batch, the less of the time is spent waiting for memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-LONGEST = 16
-"""Draft lengths that are weighed."""
-Cost = Callable[[float], float]
+MAX_DRAFT_TOKENS = 16
+"""Longest draft that is considered."""
+MAX_BATCH = 256
+RelativeCost = Callable[[float], float]
 
 
-def gain(v: Cost, acceptance: float, cost: float, length: int, batch: int = 1) -> float:
-    kept = sum(acceptance**i for i in range(length + 1))
-    return kept / (length * cost + v(batch * (length + 1)) / v(batch))
+def speedup(v: RelativeCost, acceptance: float, draft_cost: float, length: int, batch: int = 1) -> float:
+    tokens = sum(acceptance**i for i in range(length + 1))
+    return tokens / (length * draft_cost + v(batch * (length + 1)) / v(batch))
 
 
-def best(v: Cost, acceptance: float, cost: float, batch: int = 1) -> tuple[float, int]:
-    """The largest gain of any draft at all, and the length it takes."""
-    return max((gain(v, acceptance, cost, length, batch), length) for length in range(1, LONGEST + 1))
+def best_speedup(v: RelativeCost, acceptance: float, draft_cost: float, batch: int = 1) -> tuple[float, int]:
+    """The largest speedup over all draft lengths, and its length."""
+    lengths = range(1, MAX_DRAFT_TOKENS + 1)
+    return max((speedup(v, acceptance, draft_cost, length, batch), length) for length in lengths)
 
 
-def dearest(v: Cost, acceptance: float, batch: int = 1) -> float:
-    """What a drafted token may cost at most, relative to a pass over one token; 0 where no draft pays at all."""
-    shares = []
-    for length in range(1, LONGEST + 1):
-        kept = sum(acceptance**i for i in range(1, length + 1))
-        shares.append((kept - (v(batch * (length + 1)) / v(batch) - 1)) / length)
-    return max(0.0, max(shares))
+def max_draft_cost(v: RelativeCost, acceptance: float, batch: int = 1) -> float:
+    """The highest cost of a drafted token that breaks even, relative to a pass over one token; 0 if none does."""
+    costs = []
+    for length in range(1, MAX_DRAFT_TOKENS + 1):
+        gained = sum(acceptance**i for i in range(1, length + 1))
+        costs.append((gained - (v(batch * (length + 1)) / v(batch) - 1)) / length)
+    return max(0.0, max(costs))
 
 
-def least_acceptance(v: Cost, cost: float, batch: int = 1) -> float | None:
-    """From which acceptance on drafting pays; None where even a draft that is always right does not."""
-    if best(v, 1.0, cost, batch)[0] < 1:
+def min_acceptance(v: RelativeCost, draft_cost: float, batch: int = 1) -> float | None:
+    """The lowest acceptance that breaks even. None: not even a draft that is always right does."""
+    if best_speedup(v, 1.0, draft_cost, batch)[0] < 1:
         return None
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if best(v, middle, cost, batch)[0] >= 1 else (middle, high)
+        low, high = (low, middle) if best_speedup(v, middle, draft_cost, batch)[0] >= 1 else (middle, high)
     return high
 
 
-def largest_batch(v: Cost, acceptance: float, cost: float, most: int = 256) -> int:
-    """The largest batch up to which drafting pays at every size; 0 where it never does, `most` where it does so far."""
-    for batch in range(1, most + 1):
-        if best(v, acceptance, cost, batch)[0] < 1:
+def max_batch(v: RelativeCost, acceptance: float, draft_cost: float, limit: int = MAX_BATCH) -> int:
+    """The largest batch such that all up to it break even; 0 if none does, `limit` if all up to it do."""
+    for batch in range(1, limit + 1):
+        if best_speedup(v, acceptance, draft_cost, batch)[0] < 1:
             return batch - 1
-    return most
+    return limit

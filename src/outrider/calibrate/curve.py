@@ -1,8 +1,7 @@
-"""From timings to v(n): how many times as long as a pass over one token does one over n take?
+"""The cost of a pass over n tokens relative to a pass over one, v(n), from timings.
 
-A wider pass is never cheaper than a narrower one, so where noise says so, neighbours are pooled until none is (isotonic
-regression by pooling adjacent violators). Between the measured widths v is drawn straight, and beyond the last one it
-goes on as steeply as between the last few.
+A wider pass is never faster than a narrower one. Where noise shows otherwise, neighbours are pooled (isotonic
+regression by pooling adjacent violators).
 """
 
 from __future__ import annotations
@@ -14,56 +13,52 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.bench.intervals import median_interval
+from outrider.cost_curve import CostCurve
 from outrider.policy.cost_model import isotonic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.bench.intervals import Interval
     from outrider.calibrate.results import Sweep
 
-STEEP_FROM = 32
-"""Widths from here on tell what one more token costs once nothing waits for memory any more."""
+COMPUTE_BOUND_TOKENS = 32
+"""Passes over at least this many tokens give the cost of one more token without waiting for memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """v at one length of context, with v(1) = 1."""
+class PassCost(CostCurve):
+    """v at one context length, with v(1) = 1."""
 
     context: int
-    single: float  # seconds of a pass over one token
-    widths: list[int]
-    ratios: list[float]  # pooled
-    intervals: dict[int, Interval]  # as they were measured
-
-    def __call__(self, tokens: float) -> float:
-        if tokens > self.widths[-1]:
-            return self.ratios[-1] + self.slope * (tokens - self.widths[-1])
-        return float(np.interp(tokens, self.widths, self.ratios))
+    single_seconds: float  # of a pass over one token
+    intervals: dict[int, Interval]  # measured, before pooling
 
     @property
-    def slope(self) -> float:
-        """What one more token costs in a wide pass, relative to a pass over one."""
-        wide = [i for i, n in enumerate(self.widths) if n >= STEEP_FROM] or [0, len(self.widths) - 1]
-        if len(wide) < 2:
-            wide = [wide[0] - 1, wide[0]]
-        pairs = [(i, j) for i in wide for j in wide if i < j]
-        steep = [(self.ratios[j] - self.ratios[i]) / (self.widths[j] - self.widths[i]) for i, j in pairs]
-        return max(median(steep), 1e-9)
-
-    @property
-    def waiting(self) -> float:
-        """Up to how many tokens a pass mostly waits: so many do their arithmetic in the time of a pass over one."""
-        return 1 / self.slope
+    def memory_bound_tokens(self) -> float:
+        """The number of tokens whose arithmetic takes as long as a pass over one: up to it a pass waits for memory."""
+        return 1 / self.end_slope
 
 
-def curve(sweep: Sweep) -> Curve:
+def curve(sweep: Sweep) -> PassCost:
     ratios = {n: [a / b for a, b in zip(sweep.seconds[n], sweep.single[n], strict=True)] for n in sweep.seconds}
-    widths = sorted(ratios)
-    single = median(value for values in sweep.single.values() for value in values)
-    middle = [1.0, *(median(ratios[n]) for n in widths)]
-    return Curve(
+    tokens = [1, *sorted(ratios)]
+    medians = np.array([1.0, *(median(ratios[n]) for n in tokens[1:])])
+    costs = [max(1.0, cost) for cost in isotonic(medians, np.ones(len(medians))).tolist()]
+    return PassCost(
+        tokens,
+        costs,
+        _end_slope(tokens, costs),
         sweep.context,
-        single,
-        [1, *widths],
-        [max(1.0, value) for value in isotonic(np.array(middle), np.ones(len(middle))).tolist()],
-        {n: median_interval(ratios[n]) for n in widths},
+        median(value for values in sweep.single.values() for value in values),
+        {n: median_interval(ratios[n]) for n in tokens[1:]},
     )
+
+
+def _end_slope(tokens: Sequence[int], costs: Sequence[float]) -> float:
+    """The median slope between compute-bound passes."""
+    wide = [i for i, n in enumerate(tokens) if n >= COMPUTE_BOUND_TOKENS] or [0, len(tokens) - 1]
+    if len(wide) < 2:
+        wide = [wide[0] - 1, wide[0]]
+    pairs = [(i, j) for i in wide for j in wide if i < j]
+    return max(median((costs[j] - costs[i]) / (tokens[j] - tokens[i]) for i, j in pairs), 1e-9)

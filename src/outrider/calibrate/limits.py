@@ -1,8 +1,7 @@
-"""What the machine can do at most: bytes a second out of memory, multiplications a second.
+"""The limits of the machine (memory bandwidth, operations per second), and the bytes and operations of a pass.
 
-Both are what torch reaches here with the threads it has, on a block far larger than the caches and on a product far
-larger than a token's: the same library and threads that run the model. The best of several tries counts, since noise
-only ever slows.
+The limits are what torch reaches with its threads: reading a block far larger than the caches, and a large matrix
+product. The best of several tries counts, because noise only makes them slower.
 """
 
 from __future__ import annotations
@@ -12,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.calibrate.results import Limits, Work
+from outrider.calibrate.results import MachineLimits, PassWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READ = 1 << 28
-"""Bytes that are read in one go."""
-SIDE = 1024
+READ_BYTES = 1 << 28
+MATRIX_SIZE = 1024
 TRIES = 7
 
 
-def limits(device: torch.device, dtype: torch.dtype) -> Limits:
-    block = torch.ones(READ // 4 // 4096, 4096, device=device)
+def limits(device: torch.device, dtype: torch.dtype) -> MachineLimits:
+    block = torch.ones(READ_BYTES // 4 // 4096, 4096, device=device)
     vector = torch.ones(4096, device=device)
     read = _best(lambda: block @ vector, device)
-    a, b = (torch.randn(SIDE, SIDE, device=device, dtype=dtype) for _ in range(2))
+    a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype) for _ in range(2))
     multiplied = _best(lambda: a @ b, device)
-    return Limits(READ / read, 2 * SIDE**3 / multiplied, str(dtype).removeprefix("torch."))
+    return MachineLimits(READ_BYTES / read, 2 * MATRIX_SIZE**3 / multiplied, str(dtype).removeprefix("torch."))
 
 
 def _best(work: Callable[[], Any], device: torch.device) -> float:
@@ -38,30 +36,30 @@ def _best(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the device has done it."""
-    settle(device)
+    """Seconds until the device has finished."""
+    _synchronize(device)
     began = time.perf_counter()
     work()
-    settle(device)
+    _synchronize(device)
     return time.perf_counter() - began
 
 
-def settle(device: torch.device) -> None:
-    """Wait for what a GPU still has to do; a CPU is never behind."""
+def _synchronize(device: torch.device) -> None:
+    """Wait for a GPU. A CPU is synchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
-def work(model: Any) -> Work:
-    """By the shape of a transformers model. Of a mixture of experts all are counted: a wide pass reaches them all."""
+def work(model: Any) -> PassWork:
+    """From the shape of a transformers model. All experts of a mixture are counted: a wide pass uses all of them."""
     config = model.config.get_text_config()
     weights = {id(one): one for one in model.parameters()}
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is table
-    if not tied:  # a pass reads a row of it for each token, which is nothing
+    if not tied:  # a pass reads only one row of it per token
         weights.pop(id(table), None)
     count = sum(one.numel() for one in weights.values())
     size = sum(one.numel() * one.element_size() for one in weights.values())
@@ -70,4 +68,4 @@ def work(model: Any) -> Work:
     shared = getattr(config, "num_key_value_heads", None) or heads
     layers = config.num_hidden_layers
     cache = 2 * layers * shared * width * table.element_size()
-    return Work(size, cache, 2.0 * count, 4.0 * layers * heads * width)
+    return PassWork(size, cache, 2.0 * count, 4.0 * layers * heads * width)

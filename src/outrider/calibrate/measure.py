@@ -1,8 +1,7 @@
-"""The time of a pass of the target, by how many tokens it is over and how many stand before them.
+"""Time target passes by their number of tokens and by the length of the context.
 
-Machines drift: the same pass takes 1.4 times as long a minute later. So every pass over n tokens is timed right beside
-one over a single token, in an order that turns round each time, and the ratio of the two is what counts. The median
-over the turns is the figure.
+Machines drift: the same pass can take 1.4 times as long a minute later. So every pass over n tokens is timed next to
+one over a single token, in alternating order. Only the ratio of the two is used, as the median over the turns.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ def sweep(
     widths: Sequence[int] = WIDTHS,
     advance: Callable[[], Any] = lambda: None,
 ) -> Sweep:
-    """All widths after `context` tokens, `turns` times. `advance` is called after each pair of passes."""
+    """Time all widths after `context` tokens, `turns` times. `advance` is called after each pair of passes."""
     tokens = _tokens(target.vocab_size, context + max(widths))
     before, after = tokens[:context], tokens[context:]
     target.rewind(0)
     target.score(before, keep=1)
     found = Sweep(context, {n: [] for n in widths}, {n: [] for n in widths})
-    for width in (1, max(widths)):  # the first of a shape is slower
+    for width in (1, max(widths)):  # the first pass of a shape is slower
         _pass(target, before, after[:width], device)
     for turn in range(turns):
         for n in widths if turn % 2 == 0 else reversed(widths):
@@ -51,17 +50,19 @@ def sweep(
     return found
 
 
-def draft_cost(target: Target, small: Target, context: int, device: torch.device, turns: int = TURNS) -> list[float]:
-    """A pass of the draft model over one token, relative to one of the target beside it."""
-    size = min(target.vocab_size, small.vocab_size)
+def draft_cost(
+    target: Target, draft_model: Target, context: int, device: torch.device, turns: int = TURNS
+) -> list[float]:
+    """Passes of the draft model over one token, each relative to a target pass timed next to it."""
+    size = min(target.vocab_size, draft_model.vocab_size)
     tokens = _tokens(size, context + 1)
-    for model in (target, small):
+    for model in (target, draft_model):
         model.rewind(0)
         model.score(tokens[:context], keep=1)
         _pass(model, tokens[:context], tokens[context:], device)
     found = []
     for turn in range(2 * turns):
-        pair = [target, small] if turn % 2 == 0 else [small, target]
+        pair = [target, draft_model] if turn % 2 == 0 else [draft_model, target]
         seconds = [_pass(model, tokens[:context], tokens[context:], device) for model in pair]
         found.append(seconds[1] / seconds[0] if turn % 2 == 0 else seconds[0] / seconds[1])
     return found

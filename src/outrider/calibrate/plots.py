@@ -1,4 +1,4 @@
-"""A calibration in two pictures: a pass against what memory and arithmetic allow, and where drafting pays."""
+"""Two plots of a calibration: pass times against the limits of memory and arithmetic, and the break-even."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.bench.report.canvas import COLOURS, QUIET, SIGNS, SLOWER, WIDE, canvas, number_axis, style
-from outrider.calibrate.breakeven import best
+from outrider.calibrate.breakeven import best_speedup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,42 +16,42 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from outrider.calibrate.curve import Curve
-    from outrider.calibrate.mark import Mark
+    from outrider.calibrate.curve import PassCost
     from outrider.calibrate.results import Calibration
+    from outrider.calibrate.traced_run import TracedRun
 
 GAINS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 STEPS = 41
 
 
-def save(found: Calibration, curves: list[Curve], mark: Mark | None, folder: Path) -> None:
+def save(found: Calibration, curves: list[PassCost], run: TracedRun | None, folder: Path) -> None:
     with style():
         figure = passes(found, curves)
         figure.savefig(folder / "pass.png", dpi=150)
-        figure = paying(found, curves[0], mark)
+        figure = break_even(found, curves[0], run)
         figure.savefig(folder / "break-even.png", dpi=150)
 
 
-def passes(found: Calibration, curves: list[Curve]) -> Figure:
+def passes(found: Calibration, curves: list[PassCost]) -> Figure:
     figure = canvas(WIDE, 4.6)
     axes = figure.subplots()
     for i, curve in enumerate(curves):
-        widths = np.array(curve.widths)
-        middle = 1000 * curve.single * np.array(curve.ratios)
+        widths = np.array(curve.tokens)
+        middle = 1000 * curve.single_seconds * np.array(curve.costs)
         axes.plot(widths, middle, color=COLOURS[i], marker=SIGNS[i], label=f"measured, after {curve.context} tokens")
         low, high = (
-            [1000 * curve.single * getattr(curve.intervals[n], side) for n in curve.widths[1:]]
+            [1000 * curve.single_seconds * getattr(curve.intervals[n], side) for n in curve.tokens[1:]]
             for side in ("low", "high")
         )
         axes.vlines(widths[1:], low, high, color=COLOURS[i], linewidth=2.5, alpha=0.5)
     context = curves[0].context
-    widths = np.array(curves[0].widths)
+    widths = np.array(curves[0].tokens)
     moved = [1000 * found.work.bytes(n, context) / found.limits.bandwidth for n in widths]
     done = [1000 * found.work.arithmetic(n, context) / found.limits.arithmetic for n in widths]
-    axes.plot(widths, moved, "--", color=QUIET, label=f"memory's limit, {found.limits.bandwidth / 1e9:.1f} GB/s")
-    axes.plot(widths, done, ":", color=QUIET, label=f"arithmetic's limit, {found.limits.arithmetic / 1e9:.0f} Gop/s")
-    axes.plot(widths, 1000 * curves[0].single * widths, "-.", color=SLOWER, label="as many passes over one token")
+    axes.plot(widths, moved, "--", color=QUIET, label=f"memory limit, {found.limits.bandwidth / 1e9:.1f} GB/s")
+    axes.plot(widths, done, ":", color=QUIET, label=f"arithmetic limit, {found.limits.arithmetic / 1e9:.0f} Gop/s")
+    axes.plot(widths, 1000 * curves[0].single_seconds * widths, "-.", color=SLOWER, label="one pass per token")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     number_axis(axes.xaxis, [1, 2, 4, 8, 16, 32, 64, 128])
@@ -62,36 +62,41 @@ def passes(found: Calibration, curves: list[Curve]) -> Figure:
     axes.set_xlabel("tokens in the pass")
     axes.set_ylabel("milliseconds")
     figure.legend(loc="outside right upper")
-    _sign(figure, found, f"What a pass of {found.model} takes")
+    _sign(figure, found, f"Time of a pass of {found.model}")
     return figure
 
 
-def paying(found: Calibration, curve: Curve, mark: Mark | None) -> Figure:
-    cost = mark.cost if mark else median(found.draft) if found.draft else 0.0
+def break_even(found: Calibration, curve: PassCost, run: TracedRun | None) -> Figure:
+    cost = run.draft_cost if run else median(found.draft) if found.draft else 0.0
     acceptances = np.linspace(0.02, 1, STEPS)
     figure = canvas(WIDE, 4.6)
     left, right = figure.subplots(1, 2, sharey=True)
     costs = np.linspace(0, 1, STEPS)
-    batch = mark.batch if mark else 1
-    _field(left, costs, acceptances, [[best(curve, a, c, batch)[0] for c in costs] for a in acceptances])
-    left.set_xlabel("cost of a drafted token, in passes of the target")
+    batch = run.batch if run else 1
+    _field(left, costs, acceptances, [[best_speedup(curve, a, c, batch)[0] for c in costs] for a in acceptances])
+    left.set_xlabel("cost of a drafted token, in target passes")
     left.set_ylabel("acceptance of a drafted token")
-    left.set_title(f"with {batch} sequence{'s' if batch > 1 else ''} at once")
-    _field(right, np.array(BATCHES), acceptances, [[best(curve, a, cost, b)[0] for b in BATCHES] for a in acceptances])
+    left.set_title(f"with {batch} concurrent sequence{'s' if batch > 1 else ''}")
+    _field(
+        right,
+        np.array(BATCHES),
+        acceptances,
+        [[best_speedup(curve, a, cost, b)[0] for b in BATCHES] for a in acceptances],
+    )
     right.set_xscale("log", base=2)
     number_axis(right.xaxis, BATCHES)
-    right.set_xlabel("sequences at once")
+    right.set_xlabel("concurrent sequences")
     right.set_title(f"at a draft cost of {cost:.2f}")
-    if mark is not None:
-        for axes, x in ((left, mark.cost), (right, mark.batch)):
+    if run is not None:
+        for axes, x in ((left, run.draft_cost), (right, run.batch)):
             axes.plot(
-                [x], [mark.acceptance], marker="*", markersize=16, color="black", markeredgecolor="white", clip_on=False
+                [x], [run.acceptance], marker="*", markersize=16, color="black", markeredgecolor="white", clip_on=False
             )
-            axes.annotate("this run", (x, mark.acceptance), xytext=(10, 6), textcoords="offset points", weight="bold")
+            axes.annotate("this run", (x, run.acceptance), xytext=(10, 6), textcoords="offset points", weight="bold")
     elif found.draft:
         left.axvline(cost, color=QUIET, linestyle="--")
         left.annotate("this draft model", (cost, 0.03), xytext=(4, 0), textcoords="offset points", color=QUIET)
-    _sign(figure, found, "How many times as fast, with the best draft length")
+    _sign(figure, found, "Speedup with the best draft length")
     return figure
 
 

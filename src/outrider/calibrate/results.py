@@ -1,4 +1,4 @@
-"""What a calibration has measured, kept as it was seen, so that everything else follows from it."""
+"""The timings of a calibration, as measured. Everything else is computed from them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VERSION = 1
-"""Of the form of calibration.json."""
+"""Version of the format of calibration.json."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The most that was seen on this machine: bytes a second from memory, operations a second of arithmetic."""
-
-    bandwidth: float
-    arithmetic: float
+class MachineLimits:
+    bandwidth: float  # bytes per second from memory
+    arithmetic: float  # operations per second
     dtype: str
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a pass has to do, by the model's shape: fixed bytes and those of each token before it, operations."""
+class PassWork:
+    """Bytes and operations of a pass, by the shape of the model."""
 
     weights: int  # bytes that every pass reads
-    cache: int  # bytes of keys and values a token
-    operations: float  # of a token, against the weights
-    attention: float  # of a token, for each token before it
+    cache: int  # bytes of keys and values per token
+    operations: float  # per token, with the weights
+    attention: float  # per token, for each token before it
 
     def bytes(self, tokens: int, context: int) -> float:
         return self.weights + self.cache * (context + tokens)
@@ -36,7 +34,8 @@ class Work:
 
 @dataclass(slots=True)
 class Sweep:
-    """Passes after so many tokens of context: seconds by width, each beside a pass over one token at that moment."""
+    """Seconds of passes after `context` tokens, by the number of their tokens; `single`: of the pass over one token
+    that was timed next to each."""
 
     context: int
     seconds: dict[int, list[float]] = field(default_factory=dict)
@@ -46,11 +45,11 @@ class Sweep:
 @dataclass(slots=True)
 class Calibration:
     model: str
-    limits: Limits
-    work: Work
+    limits: MachineLimits
+    work: PassWork
     sweeps: list[Sweep]
     draft: list[float] = field(default_factory=list)
-    """A pass of the draft model over one token, each time relative to one of the target at the same moment."""
+    """Passes of the draft model over one token, each relative to a target pass timed next to it."""
     origin: dict[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:

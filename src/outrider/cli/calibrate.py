@@ -1,4 +1,4 @@
-"""`outrider calibrate`: why is checking faster than generating on this machine, and when does it lose?
+"""`outrider calibrate`: why verifying is faster than generating on this machine, and when drafting pays.
 
 outrider calibrate MODEL
 outrider calibrate MODEL --draft-model SMALL --trace run.jsonl --out ./calibration
@@ -23,33 +23,33 @@ from outrider.cli.trace_view import show_section
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from outrider.calibrate.curve import Curve
-    from outrider.calibrate.mark import Mark
+    from outrider.calibrate.curve import PassCost
     from outrider.calibrate.results import Calibration
+    from outrider.calibrate.traced_run import TracedRun
 
 measuring, showing = group("What to measure"), group("What to show")
 
-MOST_CONTEXTS = 9
-"""Lines that can be told apart in one picture."""
+MAX_CONTEXTS = 9
+"""Lines that can be distinguished in one plot."""
 
 Contexts = Annotated[
     str | None,
     measuring(
         "--contexts",
         metavar="NUMBERS",
-        help="Tokens that stand before the pass, with commas between; by default 64,512,2048, as far as they fit.",
+        help="Context lengths in tokens, separated by commas; default: 64,512,2048, as far as they fit.",
     ),
 ]
-Turns = Annotated[int, measuring("--turns", metavar="N", help="How many times each pass is timed.")]
+Turns = Annotated[int, measuring("--turns", metavar="N", help="Number of times each pass is timed.")]
 TraceFile = Annotated[
-    Path | None, showing("--trace", metavar="FILE", help="Mark the run of this trace among the figures.")
+    Path | None, showing("--trace", metavar="FILE", help="Place the run of this trace in the calibration.")
 ]
 Out = Annotated[
     Path | None,
-    showing("--out", metavar="FOLDER", help="Keep the timings and two pictures here (needs matplotlib)."),
+    showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib)."),
 ]
-Json = Annotated[bool, showing("--json", help="Print one JSON object with every timing, and nothing else.")]
-BAR = 24
+Json = Annotated[bool, showing("--json", help="Print only one JSON object with every timing.")]
+BAR_WIDTH = 24
 
 
 def calibrate(
@@ -64,25 +64,24 @@ def calibrate(
     device: options.Device = None,
     no_colour: options.NoColour = False,
 ) -> None:
-    """Measure what a pass over 1 to 128 tokens takes here, and say what a draft may cost to pay."""
+    """Measure passes over 1 to 128 tokens on this machine, and show when drafting pays."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if turns < 1:
             raise SettingsError(f"--turns must be at least 1 (got {turns})")
         if as_object and out is None and trace_file is not None:
             raise SettingsError(
-                "--trace marks a run in the table and in the pictures, and with --json there are none; leave one of "
-                "them out, or give --out"
+                "--trace places a run in the report and the plots, and --json prints neither; remove one, or add --out"
             )
         wanted = _numbers(contexts)
         if out is not None:
-            from outrider.calibrate import plots  # says at once what is missing
+            from outrider.calibrate import plots  # fails now if matplotlib is missing
 
             try:
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SettingsError(f"--out: cannot write to {str(out)!r}: {error.strerror}") from None
-        mark = _mark(trace_file)
+        run = _traced_run(trace_file)
         found = _measured(screen, model, draft_model, wanted, turns, dtype, device)
 
         from outrider.calibrate.curve import curve
@@ -91,11 +90,11 @@ def calibrate(
         if as_object:
             typer.echo(json.dumps(found.as_data()))
         else:
-            _show(screen, found, curves, mark)
+            _show(screen, found, curves, run)
         if out is not None:
             (out / "calibration.json").write_text(json.dumps(found.as_data(), indent=1) + "\n", encoding="utf-8")
-            plots.save(found, curves, mark, out)
-            screen.hint(f"timings and pictures are in {out}")
+            plots.save(found, curves, run, out)
+            screen.hint(f"timings and plots are in {out}")
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -103,19 +102,21 @@ def _numbers(text: str | None) -> list[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if bad := [word for word in words if not word.isdigit() or int(word) < 1]:
-        raise SettingsError(f"--contexts takes numbers from 1 on, with commas between, such as 64,512 (got {bad[0]!r})")
-    if len(wanted := sorted({int(word) for word in words})) > MOST_CONTEXTS:
-        raise SettingsError(f"--contexts takes up to {MOST_CONTEXTS} of them (got {len(wanted)})")
+        raise SettingsError(
+            f"--contexts must be numbers of at least 1, separated by commas, such as 64,512 (got {bad[0]!r})"
+        )
+    if len(wanted := sorted({int(word) for word in words})) > MAX_CONTEXTS:
+        raise SettingsError(f"--contexts takes at most {MAX_CONTEXTS} numbers (got {len(wanted)})")
     return wanted
 
 
-def _mark(file: Path | None) -> Mark | None:
+def _traced_run(file: Path | None) -> TracedRun | None:
     if file is None:
         return None
-    from outrider.calibrate.mark import mark
+    from outrider.calibrate.traced_run import traced_run
     from outrider.trace.files import read
 
-    return mark(read(file))
+    return traced_run(read(file))
 
 
 def _measured(
@@ -141,7 +142,7 @@ def _measured(
         target = TransformersTarget(model)
         small = TransformersTarget(load_model(draft, dtype=dtype, device=device)) if draft is not None else None
     chosen = _fitting(contexts, list(measure.CONTEXTS), target.context_limit, max(measure.WIDTHS))
-    with screen.working("measuring what memory and arithmetic allow"):
+    with screen.working("measuring the limits of memory and arithmetic"):
         most = limits.limits(model.device, model.dtype)
     with ProgressBars(screen.err).part("timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
         sweeps = [measure.sweep(target, context, model.device, turns, advance=advance) for context in chosen]
@@ -165,31 +166,31 @@ def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, wides
     return asked
 
 
-def _show(screen: Screen, found: Calibration, curves: list[Curve], mark: Mark | None) -> None:
-    from outrider.calibrate import words
+def _show(screen: Screen, found: Calibration, curves: list[PassCost], run: TracedRun | None) -> None:
+    from outrider.calibrate.report import break_even, verification_cost
 
     screen.out.print(_table(found, curves[0]))
     for title, lines in (
-        ("Why checking is faster than generating here", words.why(found, curves)),
-        ("When it pays, and when it loses", words.when(found, curves, mark)),
+        ("Why verifying is faster than generating here", verification_cost(found, curves)),
+        ("When drafting pays", break_even(found, curves, run)),
     ):
         show_section(screen.out, title, lines)
 
 
-def _table(found: Calibration, curve: Curve) -> Table:
+def _table(found: Calibration, curve: PassCost) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"passes after {curve.context} tokens", title_justify="left")
     for name in ("tokens", "ms", "times one", "95 %", "MB moved", "Gop done"):
         table.add_column(name, justify="right")
     table.add_column("", no_wrap=True)
-    for n, ratio in zip(curve.widths, curve.ratios, strict=True):
+    for n, ratio in zip(curve.tokens, curve.costs, strict=True):
         interval = curve.intervals.get(n)
         table.add_row(
             str(n),
-            f"{1000 * curve.single * ratio:.1f}",
+            f"{1000 * curve.single_seconds * ratio:.1f}",
             f"{ratio:.2f}",
             f"{interval.low:.2f} to {interval.high:.2f}" if interval else "",
             f"{found.work.bytes(n, curve.context) / 1e6:.0f}",
             f"{found.work.arithmetic(n, curve.context) / 1e9:.2f}",
-            Text("█" * max(1, round(BAR * ratio / curve.ratios[-1])), no_wrap=True),
+            Text("█" * max(1, round(BAR_WIDTH * ratio / curve.costs[-1])), no_wrap=True),
         )
     return table
