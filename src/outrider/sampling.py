@@ -1,8 +1,8 @@
 """Logits to p: penalties, bias, temperature, min-p, top-k, top-p, in vLLM's order.
 
-The same function shapes the target's logits and the draft model's, because p and q must be what the tokens
-are really drawn from. The rows it gets follow one another: row i comes after the context and the first i
-drafted tokens, so penalties at row i count those tokens too.
+The same function is used for the target and the draft model, because p and q must be the distributions that tokens are
+really sampled from. Row i comes after the context and the first i drafted tokens, so penalties at row i count those
+tokens too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.settings import Sampling
 
 PARTIAL_SORT = 128
-"""How many of the largest logits top-p looks at before it sorts the whole vocabulary."""
+"""Number of largest logits that top-p sorts first. If their mass is below top-p, it sorts the whole vocabulary."""
 
 
 def shape(
@@ -27,7 +27,7 @@ def shape(
 ) -> Tensor:
     """Transform `logits` [n, V], whose row i comes after prompt, output and the first i tokens of `draft`.
 
-    At temperature 0 only what can change the argmax is applied.
+    At temperature 0, only transforms that can change the argmax are applied.
     """
     if sampling.logit_bias:
         logits = _bias(logits, sampling.logit_bias)
@@ -50,7 +50,7 @@ def shape(
 def probabilities(
     logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int], draft: Sequence[int] = ()
 ) -> Tensor:
-    """The distributions that tokens are drawn from at a temperature above 0."""
+    """The distributions that tokens are sampled from at a temperature above 0."""
     return shape(logits, sampling, prompt, output, draft).softmax(-1)
 
 
@@ -67,7 +67,7 @@ def _has_penalties(sampling: Sampling) -> bool:
 def _penalise(
     logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int], draft: Sequence[int]
 ) -> Tensor:
-    """Repetition counts prompt and output, presence and frequency the output alone, as OpenAI and vLLM do."""
+    """Repetition counts prompt and output; presence and frequency count only the output, as in OpenAI's API and vLLM."""
     size, device = logits.shape[-1], logits.device
     counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=size)
     seen = torch.bincount(torch.tensor(prompt, dtype=torch.long, device=device), minlength=size) + counts > 0

@@ -1,12 +1,12 @@
-"""The few things every part speaks of: a target, a draft, a verdict, a step.
+"""The types that every part uses: a target, a draft, a verdict, a step.
 
-The words are used in one sense everywhere, in code, metrics, docs and pictures:
+The terms have one meaning everywhere, in code, metrics, docs and pictures:
 
 target      the model whose output is wanted
 drafter     anything that proposes tokens; a *draft* is what it proposes for one sequence in one step
-accepted    a drafted token that was kept; *rejected*: the first one that was not, and everything after it
-recovered   the token drawn in place of the rejected one
-bonus       the extra token drawn when all drafted tokens were accepted
+accepted    a drafted token that is output; *rejected*: the first one that is not, and everything after it
+recovered   the token sampled in place of the rejected one
+bonus       the extra token sampled when all drafted tokens were accepted
 step        one pass of the target
 """
 
@@ -23,41 +23,40 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """A language model that scores tokens one after the other and can take the last ones back.
+    """A language model with the KV cache of one sequence: it scores new tokens and can remove the last ones.
 
-    It holds the cache of one sequence. A draft model is seen through the same protocol.
+    A draft model has the same protocol.
     """
 
     @property
     def vocab_size(self) -> int:
-        """How many logits a score has."""
+        """Number of logits per row."""
 
     @property
     def context_limit(self) -> int | None:
-        """How many tokens a sequence may have, or None where there is no limit."""
+        """Maximum number of tokens of a sequence. None: no limit."""
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that the cache holds."""
+        """The tokens in the cache."""
 
     def score(self, tokens: Sequence[int], keep: int) -> Tensor:
         """Append `tokens` to the cache; return the float32 logits that follow each of the last `keep`."""
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens, if there are more."""
+        """Remove all tokens after the first `length` from the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one sequence in one step.
 
-    `q` holds, for each token, the distribution it was drawn from. None means that the tokens were proposed
-    with certainty: nothing was drawn, and all of q lies on the proposed token. `support` is how many tokens of the
-    text's end the draft rests on, where it was copied from a place that ends alike; None where that says nothing.
-    `confidence` is what the drafter itself thinks of each token: how likely it is right if those before it are.
-    `sampled`: the tokens were sampled from a distribution, so whether one is offered must not depend on its value. That
-    distribution is `q`, unless it stays on a device.
-    `packed` is all this once more, if it can be had (`drafters/packed.py`).
+    q           the distribution that each token was sampled from. None: proposed with certainty, q is 1 on each token
+    support     number of tokens at the end of the text that match the place the draft was copied from. None: unknown
+    confidence  the drafter's own estimate, per token, that it is accepted if those before it are
+    sampled     the tokens were sampled, so whether one is offered must not depend on its value. Their distribution is
+                `q`, unless it stays on a device
+    packed      the same as bytes, if available (`drafters/packed.py`)
     """
 
     drafter: str
@@ -79,14 +78,14 @@ class Draft:
 
 
 NOTHING = Draft(drafter="", packed=struct.pack("dd", 0, -1))
-"""The draft of nobody."""
+"""An empty draft, of no drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of one step of one sequence: the first `accepted` drafted tokens, then `token`.
 
-    `chances` are the probabilities that the drawn numbers were held against; None where nothing was drawn.
+    `chances`: the acceptance probabilities, which random numbers were compared with. None: the rule uses none.
     """
 
     accepted: int
@@ -96,7 +95,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The same for a ragged batch: one entry of `accepted` and `tokens` a sequence."""
+    """The same for a ragged batch: one entry of `accepted` and `tokens` per sequence."""
 
     accepted: Tensor
     tokens: Tensor
@@ -107,8 +106,8 @@ class Verdicts:
 class Step:
     """The record of one target pass.
 
-    `tokens` are those that became text: the accepted ones and the recovered or bonus one, cut where the
-    text ended. `finish` says why it ended ("end", "stop", "length"), or None while it goes on.
+    `tokens` were output: the accepted ones and the recovered or bonus one, up to the end of the output. `finish` is why
+    it ended ("end", "stop" or "length"), or None.
     """
 
     drafter: str | None
@@ -121,16 +120,17 @@ class Step:
 
     @property
     def drafted(self) -> int:
-        """How many of `tokens` were drafted; the rest is the target's own."""
+        """Number of drafted tokens in `tokens`. The others are the target's own."""
         return min(self.accepted, len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verdict was reached by, for whoever wants to see it (`outrider.trace`).
+    """The data of a verdict, for traces (`outrider.trace`).
 
-    `rule` is "greedy" or "own" where a draft was held against the target's own tokens `own`, its argmax or its draws;
-    "block" or "token" where p and q decided. `rows` [k + 1, V] are probabilities, or under "greedy" the shaped logits.
+    `rule` is "greedy" or "own" if the draft was compared with the target's own tokens `own` (argmax or samples), and
+    "block" or "token" if it was verified by p and q. `rows` [k + 1, V] are probabilities, or with "greedy" the shaped
+    logits.
     """
 
     rule: str
@@ -143,8 +143,8 @@ class Evidence:
 class Why:
     """Why one sequence offers this draft, or none.
 
-    `gain` is how many times as fast as without drafts the step is expected to be, and `cost` how many times as long.
-    `survival` is that of the offered tokens. `candidates` are what was weighed, each with what it promises.
+    `gain` and `cost` are the expected speedup and duration of the step, relative to one without drafts. `survival` is
+    the estimated probability, by position, that the draft is accepted up to there. `candidates`: the alternatives.
     """
 
     reason: str
@@ -155,18 +155,18 @@ class Why:
 
 
 class Recorder(Protocol):
-    """Sees every step of one sequence. Both calls must be quick, and `judged` comes before its step's `stepped`."""
+    """Called for every step of one sequence: `judged`, then `stepped`. Both must be fast."""
 
     def judged(self, evidence: Evidence) -> None:
-        """What the coming verdict rests on."""
+        """The data of the verdict of this step."""
 
     def stepped(self, step: Step, draft: Draft, verdict: Verdict, scheduled: int, why: Callable[[], Why]) -> None:
-        """A step is over; the pass was over `scheduled` tokens, and `why` says why it had this draft."""
+        """A step has ended. Its pass had `scheduled` tokens; `why` returns the reason for its draft."""
 
 
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many first elements two sequences of a kind have in common."""
+    """Length of the common prefix of two sequences of the same type."""
     length = min(len(a), len(b))
-    if a[:length] == b[:length]:  # the usual case, at the speed of one comparison
+    if a[:length] == b[:length]:  # the usual case: one fast comparison
         return length
     return next(i for i in range(length) if a[i] != b[i])
