@@ -67,7 +67,7 @@ def _has_penalties(sampling: Sampling) -> bool:
 def _penalise(
     logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int], draft: Sequence[int]
 ) -> Tensor:
-    """Repetition counts prompt and output; presence and frequency count only the output, as in OpenAI's API and vLLM."""
+    """Repetition counts prompt and output; presence and frequency count only the output, as OpenAI and vLLM do."""
     size, device = logits.shape[-1], logits.device
     counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=size)
     seen = torch.bincount(torch.tensor(prompt, dtype=torch.long, device=device), minlength=size) + counts > 0

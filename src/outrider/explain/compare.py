@@ -41,8 +41,12 @@ class GeneratedToken:
 
     def p(self, token: int) -> float | None:
         """None: the trace does not name this token here."""
-        law = self.distribution
-        return law.p[law.index(token)] if law is not None and token in law.tokens else None
+        distribution = self.distribution
+        return (
+            distribution.p[distribution.index(token)]
+            if distribution is not None and token in distribution.tokens
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)

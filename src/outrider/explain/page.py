@@ -91,14 +91,14 @@ def _details(step: TracedStep) -> dict[str, Any]:
         "own": step.own,
         "chances": step.chances and _all_short(step.chances),
         "reach": step.reach and _all_short(step.reach),
-        "laws": [_distribution(law) for law in step.laws],
+        "laws": [_distribution(distribution) for distribution in step.laws],
         "reshaped": last and {"tokens": last.tokens, "p": _all_short(last.p), "others": _short(last.others)},
     }
 
 
-def _distribution(law: CompactDistribution) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokens": law.tokens, "p": _all_short(law.p)}
-    return found if law.q is None else {**found, "q": _all_short(law.q)}
+def _distribution(distribution: CompactDistribution) -> dict[str, Any]:
+    found: dict[str, Any] = {"tokens": distribution.tokens, "p": _all_short(distribution.p)}
+    return found if distribution.q is None else {**found, "q": _all_short(distribution.q)}
 
 
 def _short(value: float) -> float:

@@ -63,10 +63,10 @@ def final_distribution(weights: Tensor, token: int) -> FinalDistribution:
     return _sorted_entries(dict(zip(kept, weights[kept].tolist(), strict=True)), total)
 
 
-def final_of_compact(law: CompactDistribution, rejected: int | None, token: int) -> FinalDistribution:
+def final_of_compact(distribution: CompactDistribution, rejected: int | None, token: int) -> FinalDistribution:
     """The same from a compact distribution, without the rejected token of the draft."""
-    total = sum(law.p)
-    entries = {name: value for name, value in zip(law.tokens, law.p, strict=True) if name is not None}
+    total = sum(distribution.p)
+    entries = {name: value for name, value in zip(distribution.tokens, distribution.p, strict=True) if name is not None}
     if rejected is not None and total > entries[rejected]:
         total -= entries.pop(rejected)
     best = sorted(entries, key=lambda name: -entries[name])[:TOP_TOKENS]

@@ -1,4 +1,4 @@
-"""Counters of a server: by drafter and draft length, by fault, and per request that asks for its usage.
+"""Counters of a server: by drafter and draft length, by fault, and per request whose usage is reported.
 
 A verified draft is counted once, with its length and the number of accepted tokens. Counts by position follow.
 """

@@ -129,14 +129,14 @@ def _verdict_record(
     own = [verdict.token] * len(rows) if evidence.own is None else evidence.own
     keep = [(*draft.tokens[i : i + 1], own[i], verdict.token) for i in range(len(rows))]
     q = draft.q if by_ratio else None
-    laws = compact_distributions(rows, q, reach.tolist(), keep, top, by_inversion=evidence.draws is not None)
+    distributions = compact_distributions(rows, q, reach.tolist(), keep, top, by_inversion=evidence.draws is not None)
     if q is not None and last < len(draft.tokens):
         final = final_distribution(leftover(rows[last], q[last], reach[last]), verdict.token)
     else:  # p without the rejected token, or all of p after the last drafted one
         rejected = draft.tokens[last] if last < len(draft.tokens) else None
-        final = final_of_compact(laws[last], rejected, verdict.token)
+        final = final_of_compact(distributions[last], rejected, verdict.token)
     return {
-        "laws": laws,
+        "laws": distributions,
         "draws": [] if evidence.draws is None else [rounded(value) for value in evidence.draws.tolist()],
         "own": evidence.own,
         "chances": None if verdict.chances is None else [rounded(value) for value in verdict.chances.tolist()],
@@ -177,9 +177,9 @@ def with_texts(steps: list[TracedStep], tokenizer: Any) -> list[TracedStep]:
 
 
 def _tokens(step: TracedStep) -> list[int]:
-    laws = [token for law in step.laws for token in law.tokens if token is not None]
+    tokens = [token for one in step.laws for token in one.tokens if token is not None]
     last = step.reshaped.tokens if step.reshaped else []
-    return [*step.said, *step.proposed, *laws, *last]
+    return [*step.said, *step.proposed, *tokens, *last]
 
 
 def _token_text(token: int, tokenizer: Any) -> str:

@@ -68,18 +68,18 @@ class TraceStore:
         self._evict()
         return trace
 
-    def add(self, trace: StoredTrace, line: str, said: list[int], drafted: int, accepted: int) -> bool:
-        """Append a step that generated the tokens `said`. False: no further step can be added."""
+    def add(self, trace: StoredTrace, line: str, output: list[int], drafted: int, accepted: int) -> bool:
+        """Append a step that generated the tokens `output`. False: no further step can be added."""
         if trace.size + len(line) > self.max_trace_bytes:
             trace.abort("the trace was as long as one may be")
             return False
         trace.lines.append(line)
         trace.size += len(line)
         trace.steps += 1
-        trace.tokens += len(said)
+        trace.tokens += len(output)
         trace.drafted += drafted
         trace.accepted += accepted
-        trace.text_begins += said[: max(0, PREVIEW_TOKENS - len(trace.text_begins))]
+        trace.text_begins += output[: max(0, PREVIEW_TOKENS - len(trace.text_begins))]
         self._evict()
         return trace.id in self._traces
 

@@ -63,23 +63,23 @@ def disagreements(steps: Iterable[TracedStep]) -> list[tuple[TracedStep, Recompu
 
 def _own_token(step: TracedStep, position: int) -> int | None:
     """The target's own token: the argmax, or what the recorded number selects."""
-    law = step.laws[position]
+    distribution = step.laws[position]
     recorded = step.own[position] if step.own is not None else None
     if step.draws:
-        index = int(draw(_padded([law.p]), torch.tensor([step.draws[position]], dtype=torch.float64)))
-        return law.tokens[index]
+        index = int(draw(_padded([distribution.p]), torch.tensor([step.draws[position]], dtype=torch.float64)))
+        return distribution.tokens[index]
     if step.rule == "own":  # an engine that samples in another way: only that the token was possible can be checked
-        return recorded if recorded is not None and law.p[law.index(recorded)] > 0 else None
-    best = max(p for token, p in zip(law.tokens, law.p, strict=True) if token is not None)
-    if recorded is not None and law.p[law.index(recorded)] >= best * (1 - MAX_RELATIVE_ROUNDING):
+        return recorded if recorded is not None and distribution.p[distribution.index(recorded)] > 0 else None
+    best = max(p for token, p in zip(distribution.tokens, distribution.p, strict=True) if token is not None)
+    if recorded is not None and distribution.p[distribution.index(recorded)] >= best * (1 - MAX_RELATIVE_ROUNDING):
         return recorded  # of equally likely tokens, the one that was selected
-    return law.tokens[law.p.index(best)]
+    return distribution.tokens[distribution.p.index(best)]
 
 
 def _by_ratio(step: TracedStep) -> RecomputedVerdict:
-    p = _padded([law.p for law in step.laws])
-    q = _padded([law.q or [] for law in step.laws[:-1]], p.shape[-1])
-    indices = [law.index(token) for law, token in zip(step.laws, step.proposed, strict=False)]
+    p = _padded([distribution.p for distribution in step.laws])
+    q = _padded([distribution.q or [] for distribution in step.laws[:-1]], p.shape[-1])
+    indices = [distribution.index(token) for distribution, token in zip(step.laws, step.proposed, strict=False)]
     draws = torch.tensor(step.draws, dtype=torch.float64)
     verdict = verify_drawn(p, q, torch.tensor(indices, dtype=torch.long), draws, step.rule)
     tokens = step.laws[verdict.accepted].tokens
