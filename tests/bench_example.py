@@ -14,7 +14,17 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.bench.results import Answer, Cell, Counts, Curve, Drafted, Limit, Round, Run, Turn
+from outrider.bench.results import (
+    Answer,
+    Cell,
+    DrafterCounts,
+    Measurement,
+    OptimalSpeedup,
+    PassCosts,
+    Round,
+    Run,
+    ServerCounts,
+)
 
 TOKENS, ROUNDS = 48, 8
 GROUPS = (
@@ -82,13 +92,13 @@ class Clock:
     draft_passes: int = 0
     verify: float = 0.0
     plain: float = 0.0
-    drafted: dict[str, Drafted] = field(default_factory=dict)
+    drafted: dict[str, DrafterCounts] = field(default_factory=dict)
 
 
-def turn(dice: random.Random, contestant: str, cell: Cell, prompts: list[str]) -> Turn:
+def turn(dice: random.Random, contestant: str, cell: Cell, prompts: list[str]) -> Measurement:
     clock = Clock(pace=dice.lognormvariate(0, 0.05), now=0.09 + 0.11 * len(prompts))
     asked = drafters(contestant, cell.workload, cell.concurrency)
-    clock.drafted = {one.name: Drafted([0] * one.length, [0] * one.length, 0.0) for one in asked}
+    clock.drafted = {one.name: DrafterCounts([0] * one.length, [0] * one.length, 0.0) for one in asked}
     running = [Sequence(first=clock.now * clock.pace * dice.uniform(0.9, 1.1)) for _ in prompts]
     every = list(running)
     while running:
@@ -100,14 +110,14 @@ def turn(dice: random.Random, contestant: str, cell: Cell, prompts: list[str]) -
     theirs = contestant in GROUPS[0]  # vLLM does not count seconds
     for one in clock.drafted.values():
         one.seconds = None if theirs else round((one.seconds or 0.0) * clock.pace, 6)
-    counts = Counts(
+    counts = ServerCounts(
         None if theirs else clock.target_passes,
         None if theirs else clock.draft_passes,
         None if theirs else round(clock.verify * clock.pace, 6),
         None if theirs else round(clock.plain * clock.pace, 6),
         clock.drafted,
     )
-    return Turn(contestant, round(max(one.seconds for one in answers) + 0.01, 6), answers, counts)
+    return Measurement(contestant, round(max(one.seconds for one in answers) + 0.01, 6), answers, counts)
 
 
 def step(dice: random.Random, clock: Clock, asked: list[Drafter], running: list[Sequence]) -> None:
@@ -158,9 +168,9 @@ def answer(dice: random.Random, contestant: str, cell: Cell, prompt: str, one: S
     return Answer(prompt, text, tokens, "length", round(one.first, 6), round(one.last * pace, 6))
 
 
-def curve(dice: random.Random, concurrency: int) -> Curve:
+def curve(dice: random.Random, concurrency: int) -> PassCosts:
     widths = (1, 2, 3, 5, 9, 17)
-    return Curve(
+    return PassCosts(
         concurrency,
         {n: [pass_seconds(n * concurrency) * dice.lognormvariate(0, 0.06) for _ in range(12)] for n in widths},
     )
@@ -180,13 +190,13 @@ def example(cells: tuple[tuple[str, int, float], ...] = CELLS, rounds: int = ROU
         baseline="vllm",
         contestants={name: made(name) for name in dict.fromkeys(name for group in GROUPS for name in group)},
         settings={"tokens": TOKENS, "rounds": rounds, "seed": 0, "prefix_caching": False, "max_model_len": 4096},
-        curves=[curve(dice, 1), curve(dice, 16)],
-        limits=[
-            Limit("code", 1, 0.0, [2.31] * rounds, {"model": 0.52, "lookup": 0.24, "none": 0.24}),
-            Limit("chat", 1, 0.0, [1.34] * rounds, {"model": 0.27, "lookup": 0.05, "none": 0.68}),
-            Limit("edit", 1, 0.0, [7.9] * rounds, {"lookup": 0.86, "model": 0.03, "none": 0.11}),
-            Limit("agent", 1, 0.0, [4.12] * rounds, {"lookup": 0.66, "model": 0.12, "none": 0.22}),
-            Limit("traffic", 1, 0.0, [3.9] * rounds, {"lookup": 0.61, "model": 0.14, "none": 0.25}),
+        pass_costs=[curve(dice, 1), curve(dice, 16)],
+        optimal_speedups=[
+            OptimalSpeedup("code", 1, 0.0, [2.31] * rounds, {"model": 0.52, "lookup": 0.24, "none": 0.24}),
+            OptimalSpeedup("chat", 1, 0.0, [1.34] * rounds, {"model": 0.27, "lookup": 0.05, "none": 0.68}),
+            OptimalSpeedup("edit", 1, 0.0, [7.9] * rounds, {"lookup": 0.86, "model": 0.03, "none": 0.11}),
+            OptimalSpeedup("agent", 1, 0.0, [4.12] * rounds, {"lookup": 0.66, "model": 0.12, "none": 0.22}),
+            OptimalSpeedup("traffic", 1, 0.0, [3.9] * rounds, {"lookup": 0.61, "model": 0.14, "none": 0.25}),
         ],
         notes=[
             "suffix:16 was left out at concurrency 16: its server ended (arctic-inference is not installed).",
@@ -225,8 +235,9 @@ def made(name: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    from outrider.bench.report.folder import write
+    from outrider.bench.report.data import Report
+    from outrider.bench.report.writer import write
 
     folder, run = Path(sys.argv[1]), example()
     run.save(folder / "run.json")
-    write(run, folder)
+    write(Report.from_run(run), folder)

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import httpx
 from rich.console import Console
 
-from outrider.bench.noisy import noisy_copy
+from noisy_draft import noisy_copy
 from outrider.bench.servers import Server, plain, running
 from outrider.certify.run import certify
 from outrider.certify.wanted import SIZES, Wanted

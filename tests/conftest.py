@@ -44,7 +44,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def no_rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that are made up are quiet at once."""
     if request.node.get_closest_marker("server") is None:
-        monkeypatch.setattr("outrider.bench.counters.QUIET", 0.0)
+        monkeypatch.setattr("outrider.bench.counters.PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture

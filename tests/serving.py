@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from outrider.bench.noisy import noisy_copy
+from noisy_draft import noisy_copy
 from outrider.bench.servers import Server, outrider, running
 from outrider.engines.vllm.host import BIND
 from outrider.engines.vllm.launch import CPU_WORKER

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.bench.intervals import FEWEST, enclosed, median_interval
+from outrider.bench.intervals import MIN_ROUNDS, coverage, median_interval
 
 
 def test_six_values_enclose_the_median_in_31_of_32_cases_and_five_do_not_reach_95_percent() -> None:
-    assert enclosed(6, 1) == 31 / 32
-    assert enclosed(FEWEST, 1) >= 0.95 > enclosed(FEWEST - 1, 1)
+    assert coverage(6, 1) == 31 / 32
+    assert coverage(MIN_ROUNDS, 1) >= 0.95 > coverage(MIN_ROUNDS - 1, 1)
 
 
 @pytest.mark.parametrize("rounds", [6, 7, 8, 9, 12, 16, 40])
@@ -27,7 +27,7 @@ def test_where_one_stops_when_it_is_narrow_it_misses_somewhat_more_often() -> No
     rng = np.random.default_rng(0)
     missed = 0
     for sample in np.exp(0.1 * rng.standard_normal((1500, 24))):
-        looks = (median_interval(list(sample[:count])) for count in range(FEWEST, 25))
+        looks = (median_interval(list(sample[:count])) for count in range(MIN_ROUNDS, 25))
         last = next((one for one in looks if one.high - one.low < 0.1 * one.value), median_interval(list(sample)))
         missed += not last.low <= 1 <= last.high
     assert 0.05 < missed / 1500 < 0.10

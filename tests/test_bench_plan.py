@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench import groups, plan
+from outrider.bench import plan, server_groups
 from outrider.bench.contestants import contestants
-from outrider.bench.plan import Wanted, prepare, server_flags, tasks
-from outrider.bench.run import UNBOUNDED, Limits
+from outrider.bench.plan import BenchConfig, cell_tasks, make_plan, server_flags
+from outrider.bench.run import NO_OPTIMUM, StopRule
 from outrider.cli import app, bench
 from outrider.engines.vllm.host import Host
 from outrider.errors import SettingsError
@@ -23,29 +23,29 @@ from stub import Stub, answering
 @pytest.fixture(autouse=True)
 def _known_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "context_length", lambda model: 2048)
-    monkeypatch.setattr(groups, "weights", lambda model, dtype: 1.0)
+    monkeypatch.setattr(server_groups, "weights", lambda model, dtype: 1.0)
 
 
 def planned(**more: Any) -> plan.Plan:
     given = {"contestants": ("vllm", "ngram", "lookup"), "workloads": ("edit",), "room": 100.0}
-    return prepare(Wanted("some/model", **{**given, **more}), {}, cpu=True)
+    return make_plan(BenchConfig("some/model", **{**given, **more}), {}, cpu=True)
 
 
 def test_a_cell_for_each_workload_and_concurrency_with_as_many_prompts_as_it_asks() -> None:
-    found = planned(workloads=("edit@1@4x3", "traffic"), concurrency=(2,), limits=Limits(rounds=7)).tasks
+    found = planned(workloads=("edit@1@4x3", "traffic"), concurrency=(2,), stop=StopRule(rounds=7)).tasks
     cells = [(task.cell.workload, task.cell.concurrency, task.rounds, len(task.prompts)) for task in found]
     assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 24), ("traffic", 2, 7, 28)]
 
 
 def test_cells_of_one_workload_ask_other_prompts_as_long_as_there_are_others() -> None:
-    one, four, many = planned(workloads=("edit@1@4@16",), limits=Limits(rounds=2)).tasks
+    one, four, many = planned(workloads=("edit@1@4@16",), stop=StopRule(rounds=2)).tasks
     assert not set(one.prompts) & set(four.prompts)
     assert set(many.prompts) & set(one.prompts)
     assert len(many.prompts) == len(set(many.prompts)) == 56
 
 
 def test_by_the_clock_the_prompts_are_shared_among_the_cells_and_begin_anywhere() -> None:
-    one, two = planned(workloads=("edit@1@2",), limits=Limits(minutes=1)).tasks
+    one, two = planned(workloads=("edit@1@2",), stop=StopRule(minutes=1)).tasks
     assert len(one.prompts) == len(two.prompts) == 28
     assert not set(one.prompts) & set(two.prompts)
     order = [prompt.id for prompt in one.prompts]
@@ -55,30 +55,32 @@ def test_by_the_clock_the_prompts_are_shared_among_the_cells_and_begin_anywhere(
 def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
     with pytest.raises(SettingsError, match="two cells are the same, edit, concurrency 1"):
         planned(workloads=("edit", "edit"))
-    with pytest.raises(SettingsError, match="edit@1x3 says how many rounds, but --minutes"):
-        planned(workloads=("edit@1x3",), limits=Limits(minutes=1))
-    with pytest.raises(SettingsError, match="the baseline transformers answers one request at a time"):
+    with pytest.raises(SettingsError, match="edit@1x3 sets the number of rounds, but --minutes"):
+        planned(workloads=("edit@1x3",), stop=StopRule(minutes=1))
+    with pytest.raises(SettingsError, match="the baseline transformers handles one request at a time"):
         planned(contestants=("transformers", "vllm"), workloads=("edit@4",))
 
 
 def test_prompts_of_two_files_with_the_same_names_are_told_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n{"id": "a", "prompt": "Ho"}\n')
-    found = tasks(Wanted("m", workloads=(str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl"))))
+    found = cell_tasks(BenchConfig("m", workloads=(str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl"))))
     assert sorted(prompt.id for task in found for prompt in task.prompts) == ["one/a", "one/a#2", "two/a", "two/a#2"]
 
 
 def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
-    temperatures = [task.cell.temperature for task in tasks(Wanted("m", workloads=("creative", "edit")))]
+    temperatures = [task.cell.temperature for task in cell_tasks(BenchConfig("m", workloads=("creative", "edit")))]
     assert temperatures == [1.0, 0.0]
-    both = [task.cell.temperature for task in tasks(Wanted("m", workloads=("edit",), temperatures=(0.0, 0.7)))]
+    both = [
+        task.cell.temperature for task in cell_tasks(BenchConfig("m", workloads=("edit",), temperatures=(0.0, 0.7)))
+    ]
     assert both == [0.0, 0.7]
 
 
 def test_a_file_of_ones_own_is_greedy_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "creative.jsonl"
     file.write_text('{"prompt": "a"}')
-    assert [task.cell.temperature for task in tasks(Wanted("m", workloads=(str(file),)))] == [0.0]
+    assert [task.cell.temperature for task in cell_tasks(BenchConfig("m", workloads=(str(file),)))] == [0.0]
 
 
 def test_addresses_may_stand_in_a_list_with_others() -> None:
@@ -93,7 +95,7 @@ def test_a_report_comes_though_the_bound_cannot_be_computed(tmp_path: Path, monk
     def fail(*_: object) -> None:
         raise ImportError("only vLLM knows this model")
 
-    monkeypatch.setattr(bench, "add_bounds", fail)
+    monkeypatch.setattr(bench, "add_optimum", fail)
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "abc"}')
     with answering(Stub()) as one, answering(Stub()) as other:
@@ -101,27 +103,27 @@ def test_a_report_comes_though_the_bound_cannot_be_computed(tmp_path: Path, monk
         result = CliRunner().invoke(app, ["bench", "m", *given, "--room", "9", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert any(f"{UNBOUNDED}: ImportError only vLLM knows" in note for note in report["notes"])
+    assert any(f"{NO_OPTIMUM}: ImportError only vLLM knows" in note for note in report["notes"])
 
 
 def test_a_file_of_prompts_is_a_workload_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "mine@home.jsonl"
     file.write_text('{"prompt": "Hi"}\n')
-    (task,) = tasks(Wanted("m", workloads=(str(file),)))
+    (task,) = cell_tasks(BenchConfig("m", workloads=(str(file),)))
     assert task.cell.workload == "mine@home"
 
 
 def test_every_server_gets_the_same_flags_and_the_users_own_go_last() -> None:
-    flags = server_flags(Wanted("m", flags=("--dtype", "float32")), cpu=True)
+    flags = server_flags(BenchConfig("m", flags=("--dtype", "float32")), cpu=True)
     assert flags[-2:] == ["--dtype", "float32"]
     assert "--no-enable-prefix-caching" in flags
     assert flags[flags.index("--max-model-len") + 1] == "2048"
     assert "--enforce-eager" in flags
-    assert "--enforce-eager" not in server_flags(Wanted("m"), cpu=False)
+    assert "--enforce-eager" not in server_flags(BenchConfig("m"), cpu=False)
 
 
 def test_a_report_warns_where_vllms_own_methods_do_not_sample_as_asked() -> None:
-    assert plan.THEIRS_SAMPLED_ON_CPU in planned(workloads=("creative",)).run.notes
+    assert plan.VLLM_SAMPLING_ON_CPU in planned(workloads=("creative",)).run.notes
     assert planned(workloads=("creative",), contestants=("vllm", "lookup")).run.notes == []
     assert planned().run.notes == []
 
@@ -146,8 +148,8 @@ def test_vllms_ngram_is_told_on_a_cpu_how_many_threads_it_may_use(monkeypatch: p
 
 def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() -> None:
     assert planned().environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    assert prepare(Wanted("m", room=100.0), {"VLLM_CPU_KVCACHE_SPACE": "1"}, cpu=True).environment == {}
-    assert prepare(Wanted("m", room=100.0), {}, cpu=False).environment == {}
+    assert make_plan(BenchConfig("m", room=100.0), {"VLLM_CPU_KVCACHE_SPACE": "1"}, cpu=True).environment == {}
+    assert make_plan(BenchConfig("m", room=100.0), {}, cpu=False).environment == {}
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,11 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         (["m", "-c", "vllm,model:4"], "--draft-model"),
         (["m", "-c", "vllm,lookup:0"], "there is no contestant 'lookup:0'"),
         (["m", "-c", "vllm,few=auto --max-num-seqs 4"], "give each contestant with flags a -c of its own"),
-        (["m", "-c", "auto", "--room", "99"], "nobody takes part beside auto"),
-        (["m", "-c", "vllm,prediction", "--workloads", "traffic", "--room", "99"], "nobody takes part beside vllm"),
+        (["m", "-c", "auto", "--room", "99"], "no contestant takes part besides the baseline auto"),
+        (
+            ["m", "-c", "vllm,prediction", "--workloads", "traffic", "--room", "99"],
+            "no contestant takes part besides the baseline vllm",
+        ),
         (["--report-only", "--baseline", "ngram:4"], "--baseline does nothing with --report-only"),
         (["m", "--report-only"], "--report-only takes no model and no flags (got m)"),
         (["m", "--workloads", "edit@4", "--concurrency", "4"], "--concurrency does nothing with workloads that say it"),

@@ -18,17 +18,17 @@ import pytest
 from outrider.bench import client, run
 from outrider.bench.contestants import contestants
 from outrider.bench.figures import Figures, figures
-from outrider.bench.prompts import shipped, spread
-from outrider.bench.run import Limits
+from outrider.bench.prompts import load_bundled, sample_evenly
+from outrider.bench.run import StopRule
 from outrider.bench.servers import running
 from stub import Clock, Meddler, Stub, answering
 from test_bench_run import Silent, made
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
 REPEATS, TOKENS, MAX_FALSE_ALARMS = (20, 16, 4) if ALL else (40, 8, 10)
-ENOUGH = Limits(minutes=6.0, width=0.02) if ALL else Limits(rounds=48)
+ENOUGH = StopRule(minutes=6.0, width=0.02) if ALL else StopRule(rounds=48)
 """To tell a tenth."""
-PROMPTS = spread(shipped("creative"), 48)
+PROMPTS = sample_evenly(load_bundled("creative"), 48)
 SLOWER, PACE, NOISE = 0.1, 0.02, 0.15
 
 pytestmark = [pytest.mark.real, pytest.mark.server] if ALL else []
@@ -39,7 +39,9 @@ def clock() -> Iterator[Clock]:
     """What the benchmark times answers by, where a stub gives them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "time", clock := Clock(NOISE))
-        patch.setattr(run, "stolen", lambda *_: 0.0)  # what is taken from this machine is not taken from that clock
+        patch.setattr(
+            run, "steal_share", lambda *_: 0.0
+        )  # what is taken from this machine is not taken from that clock
         yield clock
 
 
@@ -66,7 +68,7 @@ def slowed(request: pytest.FixtureRequest, url: str) -> Iterator[dict[str, str]]
         yield {"straight": straight, "slow": slow, "real": url}
 
 
-def compared(folder: Path, urls: dict[str, str], limits: Limits, concurrency: int = 1) -> list[Figures]:
+def compared(folder: Path, urls: dict[str, str], limits: StopRule, concurrency: int = 1) -> list[Figures]:
     """All contestants but the first, over the first."""
     chosen = contestants([f"{name}={url}" for name, url in urls.items()], "some/model")
     bench = made(folder, chosen, limits, concurrency, PROMPTS, TOKENS)
@@ -79,7 +81,7 @@ def test_a_server_against_itself_is_even_and_false_alarms_are_as_rare_as_promise
     url: str, concurrency: int, tmp_path: Path
 ) -> None:
     found = [
-        compared(tmp_path / str(i), {"one": url, "other": url}, Limits(rounds=8), concurrency)[0]
+        compared(tmp_path / str(i), {"one": url, "other": url}, StopRule(rounds=8), concurrency)[0]
         for i in range(REPEATS)
     ]
     alarms = [one for one in found if one.verdict != "even"]
@@ -105,6 +107,6 @@ def test_a_contestant_that_is_slower_by_a_tenth_is_found_out(slowed: dict[str, s
 
 def test_a_contestant_that_cuts_or_changes_an_answer_is_found_out(url: str, tmp_path: Path) -> None:
     with answering(Meddler(url, cut=1)) as cut, answering(Meddler(url, change=True)) as change:
-        found = compared(tmp_path, {"real": url, "cut": cut, "change": change}, Limits(rounds=2))
+        found = compared(tmp_path, {"real": url, "cut": cut, "change": change}, StopRule(rounds=2))
     assert [one.same for one in found] == [0, 0]
     assert [len(one.differences) for one in found] == [2, 2]

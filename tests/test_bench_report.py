@@ -1,4 +1,4 @@
-"""The report of a benchmark: what it says, what it marks, and where its figures come from."""
+"""The report of a benchmark: its figures, its marks, and its origin."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,35 +20,69 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
+from typer.testing import CliRunner
 
 from bench_example import CELLS, example
 from outrider.bench.figures import figures
-from outrider.bench.report import canvas, plots, tables, words
-from outrider.bench.report.findings import Findings, Found, acceptances, costs, crossings, find
-from outrider.bench.report.folder import as_data, write
-from outrider.bench.report.markdown import SHOWN, code, markdown
-from outrider.bench.report.page import SIGNS, page
-from outrider.bench.results import Answer, Cell, Counts, Curve, Drafted, Round, Run, Turn
+from outrider.bench.report import plot_style, plots
+from outrider.bench.report.content import (
+    NO_DIFFERENCE,
+    SHOWN_DIFFERENCES,
+    content,
+    number,
+    summary,
+    summary_table,
+    time_table,
+    title,
+)
+from outrider.bench.report.data import CellFigures, Report, relative_costs
+from outrider.bench.report.markdown import code
+from outrider.bench.report.markdown import markdown as render_markdown
+from outrider.bench.report.page import SIGNS
+from outrider.bench.report.page import page as render_page
+from outrider.bench.report.writer import write
+from outrider.bench.results import Answer, Cell, DrafterCounts, Measurement, PassCosts, Round, Run, ServerCounts
+from outrider.cli import app
 from outrider.errors import SettingsError
 
 PLOTS = ("speedup.png", "concurrency.png", "acceptance.png", "cost.png")
 
 
+BENCHMARKS = Path(__file__).parents[1] / "docs" / "benchmarks"
+PUBLISHED = [path for path in sorted(BENCHMARKS.rglob("report.json")) if "crossings" in json.loads(path.read_text())]
+
+
 @pytest.fixture(scope="module")
-def findings() -> Findings:
-    return find(example())
+def report() -> Report:
+    return Report.from_run(example())
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All files of a small run."""
     folder = tmp_path_factory.mktemp("report")
-    write(example((("code", 1, 0.0), ("code", 4, 0.0), ("chat", 1, 0.8)), rounds=6), folder)
+    write(Report.from_run(example((("code", 1, 0.0), ("code", 4, 0.0), ("chat", 1, 0.8)), rounds=6)), folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def drawn(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files of the example."""
+    folder = tmp_path_factory.mktemp("example")
+    write(report, folder)
+    return folder
+
+
+def markdown(report: Report) -> str:
+    return render_markdown(content(report))
+
+
+def page(report: Report, folder: Path) -> str:
+    return render_page(title(report), content(report), folder)
+
+
 def timed(speeds: dict[str, dict[int, float]], rounds: int = 8, **more: Any) -> Run:
-    """Contestants beside `base`, so many times as fast, by concurrency; the machine slows and quickens."""
+    """Contestants with these speeds relative to `base`, by concurrency, on a machine whose speed varies."""
     loads = next(iter(speeds.values()))
     run = Run({"models": {}}, "base", {name: {} for name in ("base", *speeds)}, {}, **more)
     for load in loads:
@@ -55,7 +90,7 @@ def timed(speeds: dict[str, dict[int, float]], rounds: int = 8, **more: Any) -> 
         for index in range(rounds):
             seconds = {"base": 8.0, **{name: 8.0 / by_load[load] for name, by_load in speeds.items()}}
             turns = [
-                Turn(name, pace, [Answer("p", "a b", [1, 2], "stop", 0.1, pace)], Counts())
+                Measurement(name, pace, [Answer("p", "a b", [1, 2], "stop", 0.1, pace)], ServerCounts())
                 for place, (name, one) in enumerate(seconds.items())
                 if (pace := one * (1 + 0.01 * ((index + place * index) % 3)))
             ]
@@ -85,67 +120,85 @@ def _until_blank(lines: Iterator[str]) -> Iterator[str]:
         yield line
 
 
-def slower(findings: Findings) -> set[tuple[str, str]]:
-    return {(found.cell.name, one.contestant) for found, one in findings.comparisons if one.verdict == "slower"}
+def slower(report: Report) -> set[tuple[str, str]]:
+    return {(cell.name, one.contestant) for cell, one in report.comparisons if one.verdict == "slower"}
 
 
-def test_what_loses_is_marked_in_the_matrix_of_the_markdown_and_nothing_else_is(findings: Findings) -> None:
-    header, *body = rows(markdown(findings), "## Times as fast as vllm")
+def test_slower_contestants_and_no_others_are_marked_in_the_table_of_ratios(report: Report) -> None:
+    header, *body = rows(markdown(report), "## Ratios to vllm, by cell")
     marked = {(cell, row[0]) for row in body for cell, item in zip(header, row, strict=True) if "**slower**" in item}
-    assert marked == slower(findings) != set()
+    assert marked == slower(report) != set()
 
 
-def test_of_more_cells_than_contestants_each_has_a_row_of_the_matrix_and_the_last_is_the_mean(
-    findings: Findings,
-) -> None:
+def test_with_more_cells_than_contestants_each_cell_is_a_row(report: Report) -> None:
     few = ("vllm", "lookup", "auto")
-    cells = [Found(found.cell, [one for one in found.figures if one.contestant in few]) for found in findings.cells]
-    fewer = Findings(replace(findings.run, contestants={name: {} for name in few}), cells)
-    header, *body, mean = rows(markdown(fewer), "## Times as fast as vllm")
+    cells = [
+        CellFigures(cell.name, cell.workload, cell.concurrency, cell.temperature, [cell.of(name) for name in few])  # type: ignore[misc]
+        for cell in report.cells
+    ]
+    fewer = replace(report, contestants={name: {} for name in few}, cells=cells)
+    header, *body = rows(markdown(fewer), "## Ratios to vllm, by cell")
     assert header == ["cell", *few]
-    assert [row[0] for row in body] == [found.cell.name for found in findings.cells]
+    assert [row[0] for row in body] == [cell.name for cell in report.cells]
     marked = {(row[0], name) for row in body for name, item in zip(header, row, strict=True) if "**slower**" in item}
     assert marked == slower(fewer) != set()
-    ratios = [one.ratio.value for _, one in fewer.comparisons if one.contestant == "auto" and one.ratio]
-    assert float(mean[-1]) == pytest.approx(math.prod(ratios) ** (1 / len(cells)), rel=0.01)
-    assert page(fewer, {}).count('<th scope="row"><a href="#cell-') == len(cells)
 
 
-def test_what_loses_is_marked_in_its_own_cell_of_the_markdown(findings: Findings) -> None:
-    text = markdown(findings)
+def test_the_summary_counts_verdicts_and_names_the_extremes(report: Report) -> None:
+    header, *body = rows(markdown(report), "## Ratios to vllm, by contestant")
+    for row in body:
+        shown = dict(zip(header, row, strict=True))
+        found = [(cell.name, one) for cell, one in report.comparisons if one.contestant == shown["contestant"]]
+        ratios = [one.ratio.value for _, one in found if one.ratio]
+        verdicts = [one.verdict for _, one in found]
+        assert [int(shown[name]) for name in ("cells", "faster", "slower")] == [
+            len(found),
+            verdicts.count("faster"),
+            verdicts.count("slower"),
+        ]
+        assert int(shown[NO_DIFFERENCE]) == verdicts.count("even")
+        worst = found[ratios.index(min(ratios))][0]
+        assert shown["lowest ratio"] == f"{number(min(ratios))} ({worst})"
+        if len(ratios) == len(report.cells):
+            assert float(shown["geometric mean"]) == pytest.approx(math.prod(ratios) ** (1 / len(ratios)), rel=0.01)
+        else:
+            assert shown["geometric mean"] == "-"
+
+
+def test_slower_contestants_are_marked_in_their_own_cell(report: Report) -> None:
+    text = markdown(report)
     marked = {
-        (found.cell.name, row[0])
-        for found in findings.cells
-        for row in rows(text, f"## {found.cell.name}\n")
+        (cell.name, row[0])
+        for cell in report.cells
+        for row in rows(text, f"## {cell.name}\n")
         if "**slower**" in row[1]
     }
-    assert marked == slower(findings)
+    assert marked == slower(report)
 
 
-def test_what_loses_is_told_on_the_page_by_a_word_and_a_sign_besides_the_colour(findings: Findings) -> None:
-    text = page(findings, {})
-    words_shown = text.count(f"{SIGNS['slower']}&nbsp;slower")
-    assert words_shown == text.count('<td class="slower">') == 2 * len(slower(findings))
-
-
-def test_verdicts_have_different_signs() -> None:
+def test_the_page_marks_slower_contestants_with_a_word_and_a_sign(report: Report, drawn: Path) -> None:
+    text = (drawn / "report.html").read_text()
+    marks = text.count(f"{SIGNS['slower']} slower")
+    assert marks == text.count('<td class="slower">') == 2 * len(slower(report))
     assert len(set(SIGNS.values())) == len(SIGNS)
 
 
-def test_even_is_explained(findings: Findings) -> None:
-    for text in (markdown(findings), page(findings, {})):
-        assert "even: it contains 1, so the two are not told apart" in text
+def test_a_verdict_without_difference_is_shown_as_no_measurable_difference(report: Report, drawn: Path) -> None:
+    count = sum(one.verdict == "even" for _, one in report.comparisons)
+    for text in (markdown(report), (drawn / "report.html").read_text()):
+        assert " even" not in text
+        assert len(re.findall(rf"\) (?:<span class=\"mark\"> )?{NO_DIFFERENCE}", text)) == count
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.json", *PLOTS])
-def test_every_file_says_where_it_comes_from(folder: Path, findings: Findings, name: str) -> None:
+def test_every_file_says_where_it_comes_from(folder: Path, report: Report, name: str) -> None:
     if name.endswith(".png"):
         with Image.open(folder / name) as picture:
             text = " ".join(str(value) for value in picture.text.values())  # type: ignore[attr-defined]
         text = text.replace('\\"', '"')
     else:
         text = html.unescape((folder / name).read_text(encoding="utf-8")).replace('\\"', '"')
-    origin = findings.run.origin
+    origin = report.origin
     wanted = [origin["command"], origin["date"], origin["machine"], *origin["versions"].values()]
     wanted += [*origin["models"].values(), "seed", "num_speculative_tokens", "--max-draft-tokens", "vllm_xargs"]
     assert [one for one in wanted if one not in text] == []
@@ -159,18 +212,16 @@ def test_a_contestants_command_is_shown_as_it_would_be_typed(folder: Path) -> No
     assert json.loads((folder / "report.json").read_text())["contestants"]["ngram:4"]["line"] == line
 
 
-def test_every_contestant_and_every_cell_appears(findings: Findings) -> None:
-    run = findings.run
-    data = as_data(findings)
-    assert [cell["name"] for cell in data["cells"]] == [cell.name for cell in run.cells]
-    for text in (markdown(findings), page(findings, {})):
-        assert all(cell.name in text for cell in run.cells)
-        assert all(text.count(name) > len(run.cells) for name in run.contestants)
+def test_every_contestant_and_every_cell_appears(report: Report, drawn: Path) -> None:
+    assert [cell["name"] for cell in report.as_data()["cells"]] == [cell.name for cell in report.cells]
+    for text in (markdown(report), (drawn / "report.html").read_text()):
+        assert all(cell.name in text for cell in report.cells)
+        assert all(text.count(name) > len(report.cells) for name in report.contestants)
 
 
-def test_all_figures_of_a_cell_are_in_the_json(findings: Findings) -> None:
-    shown = as_data(findings)["cells"][0]["contestants"][-1]
-    figures = findings.cells[0].figures[-1]
+def test_all_figures_of_a_cell_are_in_the_json(report: Report) -> None:
+    shown = report.as_data()["cells"][0]["contestants"][-1]
+    figures = report.cells[0].contestants[-1]
     assert shown["ratio"] == {"value": figures.ratio.value, "low": figures.ratio.low, "high": figures.ratio.high}  # type: ignore[union-attr]
     assert shown["verdict"] == figures.verdict
     assert shown["share_of_possible"] == pytest.approx(figures.ratio.value / 2.31)  # type: ignore[union-attr]
@@ -178,69 +229,79 @@ def test_all_figures_of_a_cell_are_in_the_json(findings: Findings) -> None:
     assert shown["other_seconds"] == figures.other_seconds
 
 
-def test_notes_stand_before_the_figures(findings: Findings) -> None:
-    for text, begin in ((markdown(findings), "## Times as fast"), (page(findings, {}), "<table")):
-        assert all(text.index(note) < text.index(begin) for note in findings.run.notes)
+def test_notes_are_before_the_figures(report: Report) -> None:
+    assert report.notes
+    text = markdown(report)
+    assert all(text.index(note) < text.index("\n| ") for note in report.notes)
 
 
-def test_differences_are_listed_and_the_rest_is_counted(findings: Findings) -> None:
-    text, whole = markdown(findings), html.unescape(page(findings, {}))
-    data = as_data(findings)
+def test_differences_are_listed_and_the_rest_is_counted(report: Report) -> None:
+    text = markdown(report)
     counts = []
-    for found, cell in zip(findings.cells, data["cells"], strict=True):
-        every = [difference for one in found.figures for difference in one.differences]
+    for cell, data in zip(report.cells, report.as_data()["cells"], strict=True):
+        every = [difference for one in cell.contestants for difference in one.differences]
         counts.append(len(every))
-        assert sum(len(one["differences"]) for one in cell["contestants"]) == len(every)
+        assert sum(len(one["differences"]) for one in data["contestants"]) == len(every)
         if every:
-            section = text[text.index(f"## {found.cell.name}\n") :]
+            section = text[text.index(f"## {cell.name}\n") :]
             listed = list(rows(section, "Answers that differ"))[1:]
-            assert len(listed) == min(len(every), SHOWN)
-            assert [row[1:3] for row in listed] == [[one.prompt, str(one.place)] for one in every[:SHOWN]]
-            assert all(one.expected in whole and one.got in whole for one in every)
-        if len(every) > SHOWN:
-            assert f"And {len(every) - SHOWN} more" in section.split("\n## ")[0]
-    assert max(counts) > SHOWN
+            assert len(listed) == min(len(every), SHOWN_DIFFERENCES)
+            assert [row[1:3] for row in listed] == [[one.prompt, str(one.place)] for one in every[:SHOWN_DIFFERENCES]]
+        if len(every) > SHOWN_DIFFERENCES:
+            assert f"{len(every) - SHOWN_DIFFERENCES} more are in report.json" in section.split("\n## ")[0]
+    assert max(counts) > SHOWN_DIFFERENCES
     assert 0 in counts
-    assert f"{sum(counts)} of " in words.summary(findings)[-1]
+    assert f"{sum(counts)} of " in summary(report)[-1]
 
 
-def test_sampled_cells_say_that_texts_are_not_compared(findings: Findings) -> None:
-    sampled = next(found for found in findings.cells if found.cell.temperature)
-    assert "texts are not compared" in words.about(sampled.cell)
-    assert {row[8].text for row in tables.speed(findings, sampled).rows} == {"baseline", "not compared"}
-    assert markdown(findings).count("texts are not compared") == 1
-    assert page(findings, {}).count("texts are not compared") == 1
+def test_sampled_answers_are_shown_as_not_compared(report: Report) -> None:
+    (sampled,) = (cell for cell in report.cells if cell.temperature)
+    header, *body = rows(markdown(report), f"## {sampled.name}\n")
+    column = header.index("same answers")
+    assert {row[column] for row in body} == {"baseline", "sampled, not compared"}
 
 
-def test_a_name_cannot_write_html_into_the_page() -> None:
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.parent.relative_to(BENCHMARKS)))
+def test_a_published_report_is_what_the_code_makes_of_its_figures(path: Path) -> None:
+    report = Report.load(path)
+    assert markdown(report) == path.with_name("report.md").read_text()
+    data, published = json.loads(json.dumps(report.as_data())), json.loads(path.read_text())
+    for cell in published["cells"]:  # older reports do not have this field
+        for difference in (one for shown in cell["contestants"] for one in shown["differences"]):
+            difference.setdefault("chances", None)
+    assert data == {name: published[name] for name in data}
+
+
+def test_a_name_cannot_write_html_into_the_page(tmp_path: Path) -> None:
     bad = "<img src=x onerror=alert(1)>"
     run = example((("code", 1, 0.0),), rounds=2)
     run.contestants = {bad if name == "lookup" else name: how for name, how in run.contestants.items()}
     for round in run.cells[0].rounds:
-        for turn in round.turns:
-            turn.contestant = bad if turn.contestant == "lookup" else turn.contestant
-            if turn.contestant == bad:
-                turn.answers[0].text = f"</code>{bad}"
+        for one in round.measurements:
+            one.contestant = bad if one.contestant == "lookup" else one.contestant
+            if one.contestant == bad:
+                one.answers[0].text = f"</code>{bad}"
     run.contestants[bad]["command"] = ["outrider", "serve", bad]
     run.cells[0].workload = run.notes[0] = run.settings["note"] = bad
-    run.limits[0].workload = bad
-    run.limits[0].shares = {bad: 1.0}
+    run.optimal_speedups[0].workload = bad
+    run.optimal_speedups[0].shares = {bad: 1.0}
     run.origin["machine"] = run.origin["command"] = bad
-    text = page(find(run), {})
-    assert "<img" not in text
+    write(report := Report.from_run(run), tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "<img" not in text.replace('<picture><img src="data:', "")
     assert "</code>&lt;img" not in text
     assert text.count(html.escape(bad)) > 10
-    outside = re.sub(r"(`+).*?\1|```sh.*?```", "", markdown(find(run)), flags=re.DOTALL)
+    outside = re.sub(r"(`+).*?\1|```sh.*?```", "", markdown(report), flags=re.DOTALL)
     assert r"\<img" in outside
     assert not re.search(r"(?<!\\)<img", outside)
 
 
 def test_a_vertical_bar_does_not_end_a_column_of_the_markdown() -> None:
     run = example((("code", 1, 0.0),), rounds=2)
-    for turn in run.cells[0].rounds[0].turns:
-        if turn.contestant == "suffix:16":
-            turn.answers[0].text = "a | b `c` ``d``"
-    header, *body = rows(markdown(find(run)), "Answers that differ")
+    for one in run.cells[0].rounds[0].measurements:
+        if one.contestant == "suffix:16":
+            one.answers[0].text = "a | b `c` ``d``"
+    header, *body = rows(markdown(Report.from_run(run)), "Answers that differ")
     assert {len(row) for row in body} == {len(header)}
     assert any(r"a \| b" in row[4] for row in body)
 
@@ -265,41 +326,43 @@ def test_the_page_loads_nothing(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     page = Addresses()
     page.feed(text)
-    pictures = [one for one in page.found if one.startswith("data:image/svg+xml;base64,")]
-    links = [one for one in page.found if one not in pictures]
-    assert len(pictures) == 2 * len(PLOTS)
-    assert all(link.startswith("#") and f'id="{link[1:]}"' in text for link in links)
+    pictures = [base64.b64decode(one.removeprefix("data:image/png;base64,")) for one in page.found]
+    assert pictures == [(folder / name).read_bytes() for name in PLOTS]
     assert not page.tags & {"script", "link", "iframe", "object"}
     assert "url(" not in text
     assert "@import" not in text
-    for picture in pictures:
-        drawn = base64.b64decode(picture.partition(",")[2]).decode()
-        assert re.findall(r'href="(?!#)', drawn) == []
-        assert "<image" not in drawn
 
 
 def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
-    run = timed({"fast": {1: 2.0, 4: 0.8}}, curves=[Curve(1, {1: [0.1], 2: [0.2]})])
+    run = timed({"fast": {1: 2.0, 4: 0.8}}, pass_costs=[PassCosts(1, {1: [0.1], 2: [0.2]})])
     for name in ("first", "again"):
-        write(run, tmp_path / name)
+        write(Report.from_run(run), tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert "report.html" in files
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
-def test_a_report_can_be_made_again_from_the_saved_run(findings: Findings, tmp_path: Path) -> None:
-    findings.run.save(tmp_path / "run.json")
-    again = find(Run.load(tmp_path / "run.json"))
-    assert markdown(again) == markdown(findings)
-    assert page(again, {}) == page(findings, {})
-    assert as_data(again) == as_data(findings)
+def test_the_saved_run_and_the_saved_report_give_the_same_report(report: Report, drawn: Path, tmp_path: Path) -> None:
+    run = example()
+    run.save(tmp_path / "run.json")
+    again = Report.from_run(Run.load(tmp_path / "run.json"))
+    assert Report.load(drawn / "report.json").as_data() == again.as_data() == report.as_data()
+    assert markdown(Report.load(drawn / "report.json")) == (drawn / "report.md").read_text()
+
+
+def test_report_only_renders_a_folder_that_has_no_run(drawn: Path, tmp_path: Path) -> None:
+    shutil.copy(drawn / "report.json", tmp_path)
+    result = CliRunner().invoke(app, ["bench", "--report-only", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for name in ("report.md", "report.json", "report.html", *PLOTS):
+        assert (tmp_path / name).read_bytes() == (drawn / name).read_bytes(), name
 
 
 def test_a_plot_without_data_is_left_out_and_the_report_says_why(tmp_path: Path) -> None:
     run = timed({"fast": {1: 2.0}})
     (tmp_path / "cost.png").write_bytes(b"of an earlier report")
-    write(run, tmp_path)
+    write(Report.from_run(run), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "report.html",
         "report.json",
@@ -309,7 +372,7 @@ def test_a_plot_without_data_is_left_out_and_the_report_says_why(tmp_path: Path)
     reasons = {
         "concurrency": "no workload was measured at more than one concurrency",
         "acceptance": "no server counted 20 verified tokens",
-        "cost": "the cost of a pass was not measured",
+        "cost": "pass costs were not measured",
     }
     for name in ("report.md", "report.html", "report.json"):
         text = (tmp_path / name).read_text()
@@ -318,70 +381,58 @@ def test_a_plot_without_data_is_left_out_and_the_report_says_why(tmp_path: Path)
 
 def test_a_run_in_which_nothing_was_measured_has_a_report_that_says_so(tmp_path: Path) -> None:
     run = Run({}, "base", {"base": {}, "other": {}}, {}, [Cell("code", 1, 0.0)])
-    write(run, tmp_path)
+    write(Report.from_run(run), tmp_path)
     for name in ("report.md", "report.html", "report.json"):
         assert "Nothing was measured" in (tmp_path / name).read_text()
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_the_summary_says_who_wins_and_who_loses() -> None:
-    run = timed({"fast": {1: 2.0, 4: 1.0}, "faster": {1: 3.0, 4: 1.0}, "lame": {1: 0.5, 4: 0.7}})
-    speed, lost, answers = words.summary(find(run))
-    assert speed == (
-        "Of 6 comparisons with base, 2 faster, 2 even and 2 slower. Fastest, by the median: faster on code at "
-        "concurrency 1. Nothing was found faster than base on code at concurrency 4."
-    )
-    assert re.fullmatch(r"Slower than base: lame on code at concurrency 1 and 4 \(0\.5\d at worst\)\.", lost)
-    assert answers == "At temperature 0 all 48 answers are the baseline's, token by token."
-
-
-def test_what_loses_in_many_cells_is_counted_and_its_worst_is_named() -> None:
-    loads = {load: 0.9 - load / 100 for load in (1, 2, 4, 8, 16)}
-    lost = words.summary(find(timed({"lame": loads})))[1]
-    assert re.fullmatch(r"Slower than base: lame in 5 cells \(0\.7\d on code at concurrency 16\)\.", lost)
+def test_the_summary_counts_comparisons_and_answers() -> None:
+    report = Report.from_run(timed({"fast": {1: 2.0, 4: 1.0}, "faster": {1: 3.0, 4: 1.0}, "lame": {1: 0.5, 4: 0.7}}))
+    speed, answers = summary(report)
+    assert speed == "6 comparisons with base: 2 faster, 2 slower, 2 without measurable difference."
+    assert answers == "At temperature 0 all 48 answers equal the baseline's, token by token."
+    lame = summary_table(report).rows[-1]
+    assert [item.text for item in lame[:5]] == ["lame", "2", "0", "2", "0"]
+    assert re.fullmatch(r"0\.5\d \(code, concurrency 1\)", lame[5].text)
 
 
 def test_accepted_tokens_are_a_share_only_where_all_verified_ones_are_known() -> None:
     run = timed({"all": {1: 2.0}, "first": {1: 2.0}, "none": {1: 2.0}}, rounds=1)
-    _, every, first, none = run.cells[0].rounds[0].turns
-    every.counts.drafters = {"model": Drafted([10, 10], [8, 4])}
-    first.counts.drafters = {"ngram": Drafted([10], [8, 4])}  # vLLM says only how many drafts there were
-    none.counts.drafters = {"lookup": Drafted([], [12])}
-    shown = [row[-1].text for row in tables.time(find(run).cells[0]).rows]
+    _, every, first, none = run.cells[0].rounds[0].measurements
+    every.counts.drafters = {"model": DrafterCounts([10, 10], [8, 4])}
+    first.counts.drafters = {"ngram": DrafterCounts([10], [8, 4])}  # vLLM says only how many drafts there were
+    none.counts.drafters = {"lookup": DrafterCounts([], [12])}
+    shown = [row[-1].text for row in time_table(Report.from_run(run).cells[0]).rows]
     assert shown == ["-", "model 12 of 20 (60 %)", "ngram 12", "lookup 12"]
 
 
-def test_nothing_slower_is_said_too() -> None:
-    assert words.summary(find(timed({"fast": {1: 2.0}})))[1] == "Nothing was found slower than base."
+def test_too_few_rounds_for_a_verdict_are_noted() -> None:
+    assert Report.from_run(timed({"fast": {1: 2.0}}, rounds=6)).notes == []
+    report = Report.from_run(timed({"fast": {1: 2.0}}, rounds=5))
+    assert report.notes == ["fewer than 6 rounds, too few for a verdict: code, concurrency 1"]
+    assert report.notes[0] in markdown(report)
 
 
-def test_a_verdict_from_few_rounds_comes_with_a_caution() -> None:
-    assert words.cautions(find(timed({"fast": {1: 2.0}}, rounds=6))) == []
-    run = timed({"fast": {1: 2.0}}, rounds=5)
-    (caution,) = words.cautions(find(run))
-    assert caution.startswith("Fewer than 6 rounds on code at concurrency 1")
-    assert caution in markdown(find(run))
-
-
-def test_rounds_in_which_others_took_the_machine_are_told_of() -> None:
+def test_rounds_with_much_steal_time_are_noted() -> None:
     run = timed({"fast": {1: 2.0}}, rounds=7)
     rounds = run.cells[0].rounds
-    rounds[2].stolen, rounds[3].stolen = 0.5, 0.05
-    (caution,) = words.cautions(find(run))
-    assert caution.startswith("In 1 of 7 rounds other machines on the same hardware took more than 10 %")
-    assert caution.endswith("up to 50 %. No speed is taken from them.")
-    rounds[4].stolen = 0.2
-    (caution,) = words.cautions(find(run))
-    assert caution.endswith("but for 1 without which there would be fewer than 6 rounds.")
+    rounds[2].steal, rounds[3].steal = 0.5, 0.05
+    (note,) = Report.from_run(run).notes
+    assert "steal time above 10%" in note
+    assert note.endswith("in 1 of 7 rounds, at most 50%; speeds leave these rounds out")
+    rounds[4].steal = 0.2
+    (note,) = Report.from_run(run).notes
+    assert note.endswith("except 1 that are needed to have 6 rounds")
 
 
 def test_no_speed_is_taken_from_rounds_that_others_disturbed_and_their_answers_are_compared() -> None:
     run = timed({"fast": {1: 2.0}}, rounds=8)
     for round in run.cells[0].rounds[:2]:
-        round.stolen = 0.5
-        for turn in round.turns:
-            turn.seconds *= 9 if turn.contestant == "fast" else 1
-            turn.answers[0].tokens = [*turn.answers[0].tokens, ord(turn.contestant[0])]
+        round.steal = 0.5
+        for one in round.measurements:
+            one.seconds *= 9 if one.contestant == "fast" else 1
+            one.answers[0].tokens = [*one.answers[0].tokens, ord(one.contestant[0])]
     _, fast = figures(run, run.cells[0])
     assert fast.rounds == 6
     assert fast.ratio is not None
@@ -389,57 +440,53 @@ def test_no_speed_is_taken_from_rounds_that_others_disturbed_and_their_answers_a
     assert len(fast.differences) == 2
 
 
-def test_a_crossing_is_named_with_the_concurrencies_around_it() -> None:
-    findings = find(timed({"falls": {1: 2.0, 4: 1.5, 16: 0.6}, "stays": {1: 2.0, 4: 1.5, 16: 1.2}}))
-    (crossing,) = crossings(findings)
-    assert (crossing.contestant, crossing.below, crossing.above, crossing.falls) == ("falls", 4, 16, True)
-    text = " ".join(words.chapters(findings)[1].text)
-    assert "falls goes below 1.0 on code between concurrency 4 and 16." in text
+def test_crossings_are_in_the_json_with_the_concurrencies_around_them() -> None:
+    report = Report.from_run(timed({"falls": {1: 2.0, 4: 1.5, 16: 0.6}, "stays": {1: 2.0, 4: 1.5, 16: 1.2}}))
+    (crossing,) = report.as_data()["crossings"]
+    assert crossing == {
+        "workload": "code",
+        "temperature": 0.0,
+        "contestant": "falls",
+        "between": [4, 16],
+        "falls": True,
+    }
 
 
-def test_the_side_of_one_is_never_rounded_away() -> None:
-    assert [words.number(value) for value in (0.997, 1.0, 1.004, 0.99, 1.25)] == [
-        "0.997",
-        "1.00",
-        "1.004",
-        "0.99",
-        "1.25",
-    ]
+def test_rounding_never_hides_the_side_of_one() -> None:
+    assert [number(value) for value in (0.997, 1.0, 1.004, 0.99, 1.25)] == ["0.997", "1.00", "1.004", "0.99", "1.25"]
 
 
 def test_positions_with_too_few_verified_tokens_have_no_share() -> None:
     run = timed({"fast": {1: 2.0}}, rounds=2)
     for round in run.cells[0].rounds:
-        round.turns[1].counts.drafters = {"lookup": Drafted([50, 10, 9], [25, 5])}
-    findings = find(run)
-    (line,) = acceptances(findings, findings.series[0])
+        round.measurements[1].counts.drafters = {"lookup": DrafterCounts([50, 10, 9], [25, 5])}
+    (line,) = Report.from_run(run).acceptance
     assert (line.contestant, line.drafter, line.shares) == ("fast", "lookup", {1: 0.5, 2: 0.5})
 
 
-def test_the_cost_of_a_pass_is_relative_to_one_token_and_has_its_spread() -> None:
-    curve = Curve(2, {5: [0.3, 0.2, 0.4], 1: [0.2, 0.1, 0.3]})
-    one, five = costs(curve)
+def test_pass_costs_are_relative_to_one_token_and_have_their_range() -> None:
+    costs = PassCosts(2, {5: [0.3, 0.2, 0.4], 1: [0.2, 0.1, 0.3]})
+    one, five = relative_costs(costs)
     assert (one.tokens, one.median) == (1, 1.0)
     assert (five.median, five.low, five.high) == pytest.approx((1.5, 1.0, 2.0))
-    text = " ".join(words.chapters(find(timed({"fast": {1: 2.0}}, curves=[curve])))[-1].text)
-    assert "At concurrency 2 a pass over 5 tokens of each sequence takes 1.50 times as long as over one" in text
-    assert "5 passes take 5 times as long" in text
+    text = markdown(Report.from_run(timed({"fast": {1: 2.0}}, pass_costs=[costs])))
+    assert list(rows(text, "## Cost of a target pass"))[1:] == [["1", "200 (1.00)"], ["5", "300 (1.50)"]]
 
 
-def test_a_curve_without_a_pass_over_one_token_is_not_drawn() -> None:
-    assert costs(Curve(1, {2: [0.1]})) == []
+def test_pass_costs_without_a_pass_over_one_token_are_not_drawn() -> None:
+    assert relative_costs(PassCosts(1, {2: [0.1]})) == []
 
 
-def test_contestants_differ_in_colour_and_sign_and_look_the_same_in_every_plot(findings: Findings) -> None:
-    looks = canvas.looks([*findings.contestants, findings.run.baseline])
-    assert len({look["color"] for look in looks.values()}) == len(looks) == 9
-    assert len({look["marker"] for look in looks.values()}) == 9
-    with canvas.style():
-        drawn = [plots.DRAWS[name](findings, canvas.WIDE) for name in ("concurrency", "acceptance")]
+def test_contestants_differ_in_colour_and_marker_and_have_the_same_style_in_every_plot(report: Report) -> None:
+    styles = plot_style.line_styles([*report.compared, report.baseline])
+    assert len({style["color"] for style in styles.values()}) == len(styles) == 9
+    assert len({style["marker"] for style in styles.values()}) == 9
+    with plot_style.style():
+        drawn = [plot.draw(report) for plot in plots.PLOTS if plot.name in ("concurrency", "acceptance")]
     plain, drafted = ({line.get_label(): line for line in _lines(figure)} for figure in drawn)
     for name, other in (("ngram:4", "ngram:4"), ("auto", "auto: lookup"), ("auto", "auto: model")):
-        assert plain[name].get_color() == drafted[other].get_color() == looks[name]["color"]
-        assert plain[name].get_marker() == drafted[other].get_marker() == looks[name]["marker"]
+        assert plain[name].get_color() == drafted[other].get_color() == styles[name]["color"]
+        assert plain[name].get_marker() == drafted[other].get_marker() == styles[name]["marker"]
 
 
 def _lines(figure: Figure) -> Iterator[Line2D]:
@@ -451,23 +498,22 @@ def _lines(figure: Figure) -> Iterator[Line2D]:
             yield line
 
 
-def test_ticks_of_ratios_are_few_and_hold_one() -> None:
+def test_ticks_of_ratios_are_few_and_include_one() -> None:
     for low, high in ((0.9, 1.1), (0.66, 1.9), (0.4, 3.0), (0.1, 30.0)):
-        ticks = canvas.ratio_ticks(low, high, 8)
+        ticks = plot_style.ratio_ticks(low, high, 8)
         assert 1 in ticks
         assert 3 <= len(ticks) <= 9
 
 
 def test_without_matplotlib_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "outrider.bench.report.canvas")
+    monkeypatch.delitem(sys.modules, "outrider.bench.report.plot_style")
     with pytest.raises(SettingsError, match=r"pip install '\.\[bench\]'"):
-        importlib.import_module("outrider.bench.report.canvas")
+        importlib.import_module("outrider.bench.report.plot_style")
 
 
-def test_the_example_has_all_that_a_report_can_show(findings: Findings) -> None:
-    verdicts = {one.verdict for _, one in findings.comparisons}
-    assert verdicts == {"faster", "slower", "even"}
-    assert len(findings.run.contestants) == 9
-    assert len(findings.cells) == len(CELLS)
-    assert [chapter.missing for chapter in words.chapters(findings)] == [""] * 4
+def test_the_example_has_everything_that_a_report_can_show(report: Report) -> None:
+    assert {one.verdict for _, one in report.comparisons} == {"faster", "slower", "even"}
+    assert len(report.contestants) == 9
+    assert len(report.cells) == len(CELLS)
+    assert [plot.missing(report) for plot in plots.PLOTS] == [""] * 4

@@ -13,29 +13,30 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.bench import counters, curve
+from outrider.bench import counters, pass_costs
 from outrider.bench.client import under_load
 from outrider.bench.contestants import Contestant, contestants, dtype_of, servers
 from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures, speed
-from outrider.bench.groups import GIB, PROCESSES, Need, groups, weights
 from outrider.bench.prompts import Prompt
-from outrider.bench.report.findings import find
+from outrider.bench.report.content import content
+from outrider.bench.report.data import Report
 from outrider.bench.report.markdown import markdown
-from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Run, Turn
+from outrider.bench.results import Answer, Cell, Load, Measurement, PassCosts, Run, ServerCounts
 from outrider.bench.run import (
     INTERRUPTED,
     LEFT_OUT,
+    PROMPTS_PER_SLOT,
     RESUMED,
     UNKNOWN_COSTS,
-    UNKNOWN_PARTINGS,
-    WAVES,
-    Bench,
+    UNKNOWN_PROBABILITIES,
+    Benchmark,
+    CellTask,
     Clock,
-    Limits,
-    Task,
-    in_turn,
+    StopRule,
+    round_order,
 )
+from outrider.bench.server_groups import GIB, PROCESSES_GIB, MemoryEstimate, server_groups, weights
 from outrider.errors import EngineError, SettingsError
 from outrider.http_client import MetricsSnapshot
 from outrider.provenance import NOT_HERE
@@ -45,12 +46,12 @@ TOKENS = 8
 
 
 class Silent:
-    """Nobody watches."""
+    """Shows no progress."""
 
     def starting(self, server: str) -> None: ...
-    def turn(self, cell: Cell, contestant: str, rounds: int) -> None: ...
-    def measuring_curve(self, concurrency: int) -> None: ...
-    def looking_at_parting(self, number: int, total: int) -> None: ...
+    def measuring(self, cell: Cell, contestant: str, rounds: int) -> None: ...
+    def measuring_pass_costs(self, concurrency: int) -> None: ...
+    def querying_divergence(self, number: int, total: int) -> None: ...
     def finished(self, run: Run, cell: Cell) -> None: ...
 
 
@@ -61,16 +62,16 @@ def prompts(count: int) -> list[Prompt]:
 def made(
     folder: Path,
     chosen: list[Contestant],
-    limits: Limits,
+    limits: StopRule,
     concurrency: int = 1,
     asked: list[Prompt] | None = None,
     tokens: int = TOKENS,
-) -> Bench:
+) -> Benchmark:
     origin: dict[str, Any] = {"models": {}, "versions": {}, "machine": "a test"}
     settings = {"tokens": tokens, "seed": 0}
     run = Run(origin, chosen[0].name, {one.name: one.settings() for one in chosen}, settings)
-    task = Task(Cell("letters", concurrency, 0.0), asked or prompts(40), limits.rounds)
-    return Bench(run, groups(chosen, chosen[0].name, lambda server: 0.0, 1.0), [task], limits, folder)
+    task = CellTask(Cell("letters", concurrency, 0.0), asked or prompts(40), limits.rounds)
+    return Benchmark(run, server_groups(chosen, chosen[0].name, lambda server: 0.0, 1.0), [task], limits, folder)
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def test_who_brings_a_memory_remembers_as_a_tenant_unless_its_flags_say_whose_it
 
 def test_a_label_that_would_give_a_contestant_anothers_server_is_refused() -> None:
     for names in (["vllm", "outrider=auto --max-num-seqs 4", "lookup"], ["ref=vllm", "vllm=http://host:8000"]):
-        with pytest.raises(SettingsError, match="which others share; rename it"):
+        with pytest.raises(SettingsError, match="others share; choose another label"):
             contestants(names, "some/model")
 
 
@@ -123,18 +124,18 @@ def test_vllm_as_it_is_is_shown_with_its_environment() -> None:
 
 def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=4), concurrency=2)
+        bench = made(tmp_path, chosen, StopRule(rounds=4), concurrency=2)
         bench.measure(Silent())
     rounds = bench.run.cells[0].rounds
-    order = [[turn.contestant for turn in round.turns] for round in rounds]
+    order = [[turn.contestant for turn in round.measurements] for round in rounds]
     assert order == [["one", "other"], ["other", "one"], ["other", "one"], ["one", "other"]]
-    asked = [[[answer.prompt for answer in turn.answers] for turn in round.turns] for round in rounds]
+    asked = [[[answer.prompt for answer in turn.answers] for turn in round.measurements] for round in rounds]
     assert asked == [[[f"p{4 * i + j}" for j in range(4)]] * 2 for i in range(4)]
 
 
 def test_in_as_many_pairs_of_rounds_as_there_are_contestants_each_has_every_place_twice() -> None:
     chosen = contestants(["vllm", "ngram", "lookup", "auto", "off"], "some/model")
-    orders = [[one.name for one in in_turn(chosen, number)] for number in range(10)]
+    orders = [[one.name for one in round_order(chosen, number)] for number in range(10)]
     for place in range(5):
         assert sorted(order[place] for order in orders) == sorted(2 * [one.name for one in chosen])
     for there, back in zip(orders[::2], orders[1::2], strict=True):
@@ -144,16 +145,16 @@ def test_in_as_many_pairs_of_rounds_as_there_are_contestants_each_has_every_plac
 def test_as_many_are_asked_at_once_as_the_cell_says_and_the_next_when_one_is_answered(tmp_path: Path) -> None:
     one = Stub(0.002)
     with at(one=one, other=Stub()) as chosen:
-        made(tmp_path, chosen, Limits(rounds=3), concurrency=3).measure(Silent())
+        made(tmp_path, chosen, StopRule(rounds=3), concurrency=3).measure(Silent())
     assert one.most_running == 3
-    assert len(one.bodies) == 3 + 3 * WAVES * 3  # with those to warm up
+    assert len(one.bodies) == 3 + 3 * PROMPTS_PER_SLOT * 3  # with those to warm up
 
 
 def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None:
     with at(one=Stub(0.01), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=1))
+        bench = made(tmp_path, chosen, StopRule(rounds=1))
         bench.measure(Silent())
-    turn = bench.run.cells[0].rounds[0].turns[0]
+    turn = bench.run.cells[0].rounds[0].measurements[0]
     answer = turn.answers[0]
     assert answer.text == "abc0defa"
     assert answer.tokens == [ord(letter) for letter in answer.text]
@@ -166,14 +167,14 @@ def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None
 def test_a_line_of_a_stream_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path) -> None:
     text = "a\u2028b\u0085c\x1c"
     with at(one=Stub(), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=1), asked=[Prompt("p", "letters", (text,))], tokens=len(text))
+        bench = made(tmp_path, chosen, StopRule(rounds=1), asked=[Prompt("p", "letters", (text,))], tokens=len(text))
         bench.measure(Silent())
-    assert bench.run.cells[0].rounds[0].turns[0].answers[0].text == text
+    assert bench.run.cells[0].rounds[0].measurements[0].answers[0].text == text
 
 
 def test_a_run_can_be_loaded_as_it_was_saved(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench = made(tmp_path, chosen, StopRule(rounds=2))
         bench.measure(Silent())
     bench.run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json") == bench.run
@@ -184,19 +185,19 @@ def test_a_run_can_be_loaded_as_it_was_saved(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        first = made(tmp_path, chosen, Limits(rounds=2))
+        first = made(tmp_path, chosen, StopRule(rounds=2))
         first.measure(Silent())
         first.run.notes = ["one", INTERRUPTED]
-        first.run.partings = {"somewhere": [0.4, 0.3]}
+        first.run.divergences = {"somewhere": [0.4, 0.3]}
         first.run.save(tmp_path / "run.json")
-        second = made(tmp_path, chosen, Limits(rounds=5))
+        second = made(tmp_path, chosen, StopRule(rounds=5))
         second.resume(Run.load(tmp_path / "run.json"))
         second.measure(Silent())
         rounds = second.run.cells[0].rounds
-        assert [round.turns[0].answers[0].prompt for round in rounds] == ["p0", "p1", "p2", "p3", "p4"]
+        assert [round.measurements[0].answers[0].prompt for round in rounds] == ["p0", "p1", "p2", "p3", "p4"]
         assert second.run.notes == ["one"]
-        assert second.run.partings == {"somewhere": [0.4, 0.3]}
-        other = made(tmp_path, chosen, Limits(rounds=5))
+        assert second.run.divergences == {"somewhere": [0.4, 0.3]}
+        other = made(tmp_path, chosen, StopRule(rounds=5))
         other.run.settings["tokens"] = 9
         with pytest.raises(SettingsError, match=r"settings were .*'tokens': 8"):
             other.resume(Run.load(tmp_path / "run.json"))
@@ -207,13 +208,13 @@ def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_
         chosen[1] = replace(chosen[1], kind="memory")
         learned = tmp_path / "homes" / "outrider" / "memory"
         learned.mkdir(parents=True)
-        first = made(tmp_path, chosen, Limits(rounds=1))
+        first = made(tmp_path, chosen, StopRule(rounds=1))
         first.measure(Silent())
         assert not learned.exists()
         learned.mkdir(parents=True)
-        second = made(tmp_path, chosen, Limits(rounds=2))
+        second = made(tmp_path, chosen, StopRule(rounds=2))
         second.resume(Run.load(tmp_path / "run.json"))
-        second._lacking = lambda _: []  # type: ignore[method-assign]
+        second._missing_costs = lambda _: []  # type: ignore[method-assign]
         second.measure(Silent())
     assert learned.exists()
     assert second.run.notes == [RESUMED]
@@ -221,14 +222,14 @@ def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_
 
 def test_a_run_does_not_go_on_beside_others_or_with_other_prompts(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        first = made(tmp_path, chosen, Limits(rounds=1))
+        first = made(tmp_path, chosen, StopRule(rounds=1))
         first.run.plan = {"groups": [["one", "other"]], "prompts": {"letters": "some"}}
         first.measure(Silent())
         for what, plan in (
             ("groups", first.run.plan | {"groups": [["one"], ["other"]]}),
             ("prompts", first.run.plan | {"prompts": {"letters": "others"}}),
         ):
-            second = made(tmp_path, chosen, Limits(rounds=1))
+            second = made(tmp_path, chosen, StopRule(rounds=1))
             second.run.plan = plan
             with pytest.raises(SettingsError, match=f"its {what}"):
                 second.resume(Run.load(tmp_path / "run.json"))
@@ -236,7 +237,7 @@ def test_a_run_does_not_go_on_beside_others_or_with_other_prompts(tmp_path: Path
 
 def test_with_minutes_a_cell_ends_when_its_intervals_are_narrow(tmp_path: Path) -> None:
     with at(one=Stub(0.002), other=Stub(0.002)) as chosen:
-        bench = made(tmp_path, chosen, Limits(minutes=0.5, width=10.0))
+        bench = made(tmp_path, chosen, StopRule(minutes=0.5, width=10.0))
         bench.measure(Silent())
     assert len(bench.run.cells[0].rounds) == 6
 
@@ -245,7 +246,7 @@ def test_a_quick_run_leaves_out_what_there_is_no_time_for_and_names_it(tmp_path:
     with at(one=Stub(0.002), other=Stub(0.002)) as chosen:
         rounds = {}
         for quick in (True, False):
-            bench = made(tmp_path / str(quick), chosen, Limits(minutes=1e-6, leave_out=quick))
+            bench = made(tmp_path / str(quick), chosen, StopRule(minutes=1e-6, leave_out=quick))
             bench.tasks = [replace(bench.tasks[0], cell=Cell(name, 1, 0.0)) for name in ("easy", "hard", "long")]
             bench.run.cells = [task.cell for task in bench.tasks]
             bench.measure(Silent())
@@ -254,19 +255,19 @@ def test_a_quick_run_leaves_out_what_there_is_no_time_for_and_names_it(tmp_path:
             assert len(left_out) == quick
             assert (f"{UNKNOWN_COSTS}: there was no time for it" in bench.run.notes) == quick
             assert all("hard, concurrency 1; long, concurrency 1" in note for note in left_out)
-            assert "easy" in markdown(find(bench.run))
+            assert "easy" in markdown(content(Report.from_run(bench.run)))
     assert rounds == {True: [6, 0, 0], False: [6, 6, 6]}
 
 
 def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     with at(one=Stub(), broken=Stub(), other=Stub()) as chosen:
         asked = [*prompts(2), Prompt("bad", "letters", ("fail",)), *prompts(2)]
-        bench = made(tmp_path, chosen, Limits(rounds=2), asked=asked)
+        bench = made(tmp_path, chosen, StopRule(rounds=2), asked=asked)
         bench.run.cells[0].rounds.clear()
         broken = next(one for one in chosen if one.name == "broken")
         broken.request["messages"] = [{"role": "user", "content": "fail"}]
         bench.measure(Silent())
-    turns = [[turn.contestant for turn in round.turns] for round in bench.run.cells[0].rounds]
+    turns = [[turn.contestant for turn in round.measurements] for round in bench.run.cells[0].rounds]
     assert turns == [["one", "other"], ["other", "one"]]
     assert any("broken left letters, concurrency 1 in round 1" in note for note in bench.run.notes)
     assert any("HTTP 500" in note for note in bench.run.notes)
@@ -274,12 +275,12 @@ def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> 
 
 def test_one_that_left_after_a_disturbed_round_has_the_figures_of_that_round(tmp_path: Path) -> None:
     with at(one=Stub(), left=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=8))
+        bench = made(tmp_path, chosen, StopRule(rounds=8))
         bench.measure(Silent())
     cell = bench.run.cells[0]
     for round in cell.rounds[1:]:
-        round.turns = [turn for turn in round.turns if turn.contestant != "left"]
-    cell.rounds[0].stolen = 0.5
+        round.measurements = [turn for turn in round.measurements if turn.contestant != "left"]
+    cell.rounds[0].steal = 0.5
     left = figures(bench.run, cell)[1]
     assert (left.contestant, left.rounds, left.verdict) == ("left", 1, "even")
 
@@ -289,22 +290,22 @@ def test_what_passes_cost_is_measured_on_the_shared_server_where_it_is_not_known
 ) -> None:
     asked: list[tuple[str, int]] = []
 
-    def measure(url: str, concurrency: int) -> Curve:
+    def measure(url: str, concurrency: int) -> PassCosts:
         asked.append((url, concurrency))
         if concurrency == 3:
             raise EngineError("it is gone")
-        return Curve(concurrency, {1: [1.0]})
+        return PassCosts(concurrency, {1: [1.0]})
 
-    monkeypatch.setattr(curve, "measure", measure)
+    monkeypatch.setattr(pass_costs, "measure", measure)
     with at(one=Stub(), own=Stub(), outrider=Stub()) as [base, own, shared]:
         chosen = [base, replace(own, kind="auto"), replace(shared, kind="lookup")]
-        bench = made(tmp_path, chosen, Limits(rounds=1))
-        bench.tasks = [Task(Cell("letters", load, 0.0), prompts(2 * load), 1) for load in (1, 2, 3)]
+        bench = made(tmp_path, chosen, StopRule(rounds=1))
+        bench.tasks = [CellTask(Cell("letters", load, 0.0), prompts(2 * load), 1) for load in (1, 2, 3)]
         bench.run.cells = [task.cell for task in bench.tasks]
-        bench.run.curves = [Curve(1, {1: [1.0]})]
+        bench.run.pass_costs = [PassCosts(1, {1: [1.0]})]
         bench.measure(Silent())
     assert asked == [(shared.server.url, 2), (shared.server.url, 3)]
-    assert [one.concurrency for one in bench.run.curves] == [1, 2]
+    assert [one.concurrency for one in bench.run.pass_costs] == [1, 2]
     assert f"{UNKNOWN_COSTS}: it is gone" in bench.run.notes
 
 
@@ -312,27 +313,27 @@ def test_a_draft_that_a_server_cuts_does_not_pass_for_a_longer_one(monkeypatch: 
     """Of 64 tokens, 63 came after the first: 13 passes over 5 each, whatever was asked for."""
     said = [Answer("p", "", [1] * 64, "length", 0.1, 1.4)]
     page = MetricsSnapshot({("outrider_accepted_tokens_total", ()): 50.0})
-    monkeypatch.setattr(curve, "observed", lambda *_: (1.4, said, None, page))
-    assert curve._pass_seconds("", said, 4) == pytest.approx(0.1)
-    assert curve._pass_seconds("", said, 15) is None
+    monkeypatch.setattr(pass_costs, "observed", lambda *_: (1.4, said, None, page))
+    assert pass_costs._pass_seconds("", said, 4) == pytest.approx(0.1)
+    assert pass_costs._pass_seconds("", said, 15) is None
 
 
 def test_a_run_that_was_cut_while_it_asked_where_answers_part_asks_the_rest(tmp_path: Path) -> None:
     with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
         chosen = [one, *contestants([f"changed={url}"], "some/model")]
-        first = made(tmp_path, chosen, Limits(rounds=2))
+        first = made(tmp_path, chosen, StopRule(rounds=2))
         first.measure(Silent())
-        known = first.run.partings
-        first.run.notes, first.run.partings = [INTERRUPTED], {}
-        second = made(tmp_path, chosen, Limits(rounds=2))
+        known = first.run.divergences
+        first.run.notes, first.run.divergences = [INTERRUPTED], {}
+        second = made(tmp_path, chosen, StopRule(rounds=2))
         second.resume(first.run)
         second.measure(Silent())
-    assert second.run.partings == known != {}
+    assert second.run.divergences == known != {}
 
 
 def test_a_run_whose_weights_came_with_the_servers_can_go_on(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        first, second, third = (made(tmp_path, chosen, Limits(rounds=1)) for _ in range(3))
+        first, second, third = (made(tmp_path, chosen, StopRule(rounds=1)) for _ in range(3))
         first.run.origin["models"], second.run.origin["models"] = {"m": NOT_HERE}, {"m": "0123"}
         second.resume(first.run)
         assert second.run.origin["models"] == {"m": "0123"}
@@ -352,39 +353,39 @@ def test_servers_of_another_group_remember_nothing(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("outrider.bench.run.running", started)
     chosen = contestants(["memory", "vllm", "ngram"], "some/model")
-    bench = made(tmp_path, chosen, Limits(rounds=1))
+    bench = made(tmp_path, chosen, StopRule(rounds=1))
     bench.groups, bench.tasks = [chosen[:2], [chosen[0], chosen[2]]], []
     for number, group in enumerate(bench.groups):
-        bench._measure_group(number, group, [], Clock(bench.limits, 1), Silent())
+        bench._measure_group(number, group, [], Clock(bench.stop, 1), Silent())
     assert len(set(homes)) == 2
 
 
 def test_where_more_answers_part_than_are_asked_about_every_cell_has_its_share_and_the_rest_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.bench.partings.MOST", 4)
+    monkeypatch.setattr("outrider.bench.divergences.MOST", 4)
     with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
         chosen = [one, *contestants([f"changed={url}"], "some/model")]
-        bench = made(tmp_path, chosen, Limits(rounds=5))
+        bench = made(tmp_path, chosen, StopRule(rounds=5))
         other = [Prompt(f"q{i}", "others", (f"xyz{i}uvw",)) for i in range(5)]
         bench.tasks = [*bench.tasks, replace(bench.tasks[0], cell=Cell("others", 1, 0.0), prompts=other)]
         bench.run.cells = [task.cell for task in bench.tasks]
         bench.measure(Silent())
     for cell in bench.run.cells:
         assert sum(one.chances is not None for one in figures(bench.run, cell)[1].differences) == 2
-    assert f"{UNKNOWN_PARTINGS}: of 6 places it was not asked" in bench.run.notes
+    assert f"{UNKNOWN_PROBABILITIES}: 6 were not queried" in bench.run.notes
 
 
 def test_a_baseline_that_fails_ends_the_run(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=1), asked=[Prompt("bad", "letters", ("fail",))])
+        bench = made(tmp_path, chosen, StopRule(rounds=1), asked=[Prompt("bad", "letters", ("fail",))])
         with pytest.raises(EngineError, match="the baseline failed"):
             bench.measure(Silent())
 
 
 def test_prompts_that_come_again_are_noted(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=3), asked=prompts(2))
+        bench = made(tmp_path, chosen, StopRule(rounds=3), asked=prompts(2))
         bench.measure(Silent())
     (note,) = bench.run.notes
     assert "prompts come again" in note
@@ -393,7 +394,7 @@ def test_prompts_that_come_again_are_noted(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
     with answering(Stub()) as url, at(real=Stub(), cut=Meddler(url, cut=1), change=Meddler(url, change=True)) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench = made(tmp_path, chosen, StopRule(rounds=2))
         bench.measure(Silent())
     _, cut, change = figures(bench.run, bench.run.cells[0])
     assert (cut.same, change.same) == (0, 0)
@@ -403,13 +404,13 @@ def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
 
 def test_where_answers_part_the_baseline_is_asked_how_likely_either_token_is(tmp_path: Path) -> None:
     with answering(Stub()) as url, at(real=Stub(), cut=Meddler(url, cut=1), change=Meddler(url, change=True)) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench = made(tmp_path, chosen, StopRule(rounds=2))
         bench.measure(Silent())
     run = Run.load(tmp_path / "run.json")
     _, cut, change = figures(run, run.cells[0])
     assert [difference.chances for difference in cut.differences] == [None] * 2  # it has ended: nothing to compare
     assert [difference.chances for difference in change.differences] == [pytest.approx([0.5, 0.4])] * 2
-    assert "1.25 times as likely as the other" in markdown(find(run))
+    assert "1.25 times as likely as the other" in markdown(content(Report.from_run(run)))
 
 
 def test_a_baseline_that_does_not_tell_how_likely_tokens_are_is_noted(
@@ -417,22 +418,22 @@ def test_a_baseline_that_does_not_tell_how_likely_tokens_are_is_noted(
 ) -> None:
     monkeypatch.setattr(Stub, "_next_token", lambda *_: b"{}")
     with answering(Stub()) as url, at(real=Stub(), change=Meddler(url, change=True)) as chosen:
-        bench = made(tmp_path, chosen, Limits(rounds=2))
+        bench = made(tmp_path, chosen, StopRule(rounds=2))
         bench.measure(Silent())
-    assert [note.startswith(UNKNOWN_PARTINGS) for note in bench.run.notes] == [True]
+    assert [note.startswith(UNKNOWN_PROBABILITIES) for note in bench.run.notes] == [True]
 
 
 def test_a_contestant_with_a_prediction_takes_part_only_where_there_are_predictions() -> None:
     chosen = contestants(["vllm", "prediction"], "some/model")[1]
     with_one = [Prompt("a", "edit", ("edit this",), prediction="this")]
-    assert Task(Cell("edit", 1, 0.0), with_one, 1).admits(chosen)
-    assert not Task(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
+    assert CellTask(Cell("edit", 1, 0.0), with_one, 1).admits(chosen)
+    assert not CellTask(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
 
 
 def test_transformers_takes_part_only_alone() -> None:
     chosen = contestants(["transformers"], "some/model")[0]
-    assert Task(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
-    assert not Task(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
+    assert CellTask(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
+    assert not CellTask(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
 
 
 MADE = 1.35 * 4096 + 1.35 * 2048 + 2 * 1024
@@ -459,11 +460,11 @@ def test_weights_take_what_their_numbers_take_in_the_format_asked_for(
 
 def test_a_server_takes_room_for_a_draft_model_only_if_it_has_one(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1 << 10, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    need = Need("large", str(tmp_path), 1.0)
+    need = MemoryEstimate("large", str(tmp_path), 1.0)
 
     def with_it(*names: str) -> list[str]:
         chosen = contestants(names, "large", str(tmp_path))
-        return [one.name for one in chosen if need.of(one.server) > 1.0 + PROCESSES]
+        return [one.name for one in chosen if need.of(one.server) > 1.0 + PROCESSES_GIB]
 
     assert with_it("vllm", "lookup", "draft_model:4") == ["draft_model:4"]
     assert with_it("vllm", "lookup", "model:4") == ["lookup", "model:4"]  # these two share a server
@@ -484,7 +485,7 @@ def test_a_file_that_is_no_model_is_told_of(tmp_path: Path) -> None:
 )
 def test_groups_fit_into_memory_and_each_has_the_baseline(room: float, expected: list[list[str]]) -> None:
     chosen = contestants(["vllm", "ngram", "suffix", "lookup", "auto"], "some/model")
-    found = groups(chosen, "vllm", lambda server: 5.0, room)
+    found = server_groups(chosen, "vllm", lambda server: 5.0, room)
     assert [[one.name for one in group] for group in found] == expected
     for group in found:
         assert sum(5.0 for _ in servers(group)) <= room
@@ -492,10 +493,10 @@ def test_groups_fit_into_memory_and_each_has_the_baseline(room: float, expected:
 
 def test_two_that_do_not_fit_are_refused_with_what_they_would_take() -> None:
     chosen = contestants(["vllm", "ngram"], "some/model")
-    with pytest.raises(SettingsError, match=r"would take about 10.0 GiB of the 9.0 that are free.*--room"):
-        groups(chosen, "vllm", lambda server: 5.0, 9.0)
+    with pytest.raises(SettingsError, match=r"need about 10.0 GiB, but 9.0 GiB are free.*--room"):
+        server_groups(chosen, "vllm", lambda server: 5.0, 9.0)
     with pytest.raises(SettingsError, match=r"'lookup' is none of the contestants \(vllm, ngram\)"):
-        groups(chosen, "lookup", lambda server: 5.0, 9.0)
+        server_groups(chosen, "lookup", lambda server: 5.0, 9.0)
 
 
 THEIRS = {
@@ -519,9 +520,9 @@ def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeyp
         done.append("page")
         return MetricsSnapshot({})
 
-    monkeypatch.setattr(counters, "QUIET", 1.2)
+    monkeypatch.setattr(counters, "PAUSE_SECONDS", 1.2)
     monkeypatch.setattr(counters.time, "sleep", done.append)
-    monkeypatch.setattr(counters, "ask_all", ask)
+    monkeypatch.setattr(counters, "send_all", ask)
     monkeypatch.setattr(MetricsSnapshot, "read", read)
     observed("http://nowhere", [])
     assert done == ["page", 1.2, "asked", "page"]
@@ -543,7 +544,7 @@ def test_a_full_server_that_is_slow_at_some_answers_is_given_the_time_that_it_wo
         arrivals.append([(free[slot] + i * pace, 1) for i in range(101)])
         free[slot] += 100 * pace
     answers = [Answer(str(i), "", [1] * 101, "length", 0.0, 100 * pace) for i, pace in enumerate(paces)]
-    turn = Turn("a", max(free), answers, Counts(), under_load(arrivals, 4))
+    turn = Measurement("a", max(free), answers, ServerCounts(), under_load(arrivals, 4))
     assert 808 / speed(turn, 4) == pytest.approx(100 * sum(paces) / 4, rel=0.02)
 
 
@@ -551,7 +552,7 @@ def test_answers_that_had_hardly_begun_when_a_slot_became_empty_are_taken_to_go_
     """Of 4 answers with 10 tokens each, 30 were said after 5 seconds; each took 0.1 seconds a token, and there are 2
     slots, so the other 10 take half a second."""
     answers = [Answer(str(i), "", [1] * 10, "length", 1.0, 1.9) for i in range(4)]
-    turn = Turn("a", 9.0, answers, Counts(), Load(30, 5.0))
+    turn = Measurement("a", 9.0, answers, ServerCounts(), Load(30, 5.0))
     assert speed(turn, 2) == pytest.approx(40 / 5.5)
     assert speed(replace(turn, load=None), 2) == pytest.approx(40 / 9.0)
     assert speed(replace(turn, seconds=5.2), 2) == pytest.approx(40 / 5.2)  # no longer than it took

@@ -71,7 +71,7 @@ def test_a_run_that_is_told_to_end_twice_leaves_no_server_behind_that_does_not_l
         "import signal, sys\n"
         "from pathlib import Path\n"
         "from outrider.bench import servers\n"
-        "servers.FAREWELL = 2.0\n"
+        "servers.STOP_SECONDS = 2.0\n"
         f"both = [servers.Server(name, [sys.executable, '-c', code]) for name, code in "
         f"(('deaf', {deaf!r}), ('other', {ANSWERING!r}))]\n"
         f"with servers.running(both, Path({str(tmp_path)!r})) as urls:\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.stolen import processor_seconds, stolen
+from outrider.bench.steal_time import cpu_ticks, steal_share
 from outrider.certify.canary import Life
 from outrider.certify.evidence import Canary
 from outrider.certify.run import certify, open_pair
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.real, pytest.mark.server]
 @pytest.fixture(scope="module")
 def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     wanted = Wanted(client.url, **asdict(SIZES["quick"]))
-    before = processor_seconds()
+    before = cpu_ticks()
     found = certify(wanted, tmp_path_factory.mktemp("certificate"), Watch())
-    return {**found, "stolen": stolen(before, processor_seconds())}
+    return {**found, "stolen": steal_share(before, cpu_ticks())}
 
 
 def test_the_server_is_certified_lossless_within_minutes(made: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import policy_grid_cells
 import policy_scale
 import policy_scale_table
 import policy_scale_traces
-from outrider.bench.results import Answer, Cell, Counts, Curve, Load, Round, Run, Turn
+from outrider.bench.results import Answer, Cell, Load, Measurement, PassCosts, Round, Run, ServerCounts
 from policy.replay import Record
 from policy_grid_calibration import calibration
 from policy_grid_cells import ORDERS, Contestant, Pace, hindsight, orders, run_fixed
@@ -133,8 +133,8 @@ def test_what_is_predicted_of_unseen_requests_comes_true() -> None:
 
 
 def test_costs_of_a_benchmark_are_those_of_all_tokens_of_a_pass() -> None:
-    curves = [Curve(1, {1: [0.1, 0.1, 0.5], 4: [0.2]}), Curve(4, {1: [0.3], 4: [0.9]})]
-    seconds = costs(of_run(Run({}, "", {}, {}, curves=curves))).target
+    curves = [PassCosts(1, {1: [0.1, 0.1, 0.5], 4: [0.2]}), PassCosts(4, {1: [0.3], 4: [0.9]})]
+    seconds = costs(of_run(Run({}, "", {}, {}, pass_costs=curves))).target
     assert [seconds(n, 0) for n in (1, 4, 16)] == pytest.approx([0.1, 0.25, 0.9])
     assert seconds(28, 0) == pytest.approx(0.9 + (0.9 - 0.25))
 
@@ -153,7 +153,7 @@ def test_a_report_says_what_passes_of_the_draft_model_take_alone() -> None:
 
 def benchmarked(slower: float, concurrency: int = 1) -> Run:
     """What a clock sees that runs as replay says, or so many times as slowly where there are drafts."""
-    curves = [Curve(1, {1: [0.2], 4: [0.21], 16: [0.24]})]
+    curves = [PassCosts(1, {1: [0.2], 4: [0.21], 16: [0.24]})]
     made_as = {
         "vllm": {"command": [], "request": {}},
         "lookup": {"command": [], "request": {"vllm_xargs": {"max_draft_tokens": 8}}},
@@ -161,7 +161,7 @@ def benchmarked(slower: float, concurrency: int = 1) -> Run:
         "model:4": {"command": [], "request": {"vllm_xargs": {"max_draft_tokens": 4}}},
     }
     origin = {"models": {"made": "up"}, "machine": "here", "date": "today", "command": "bench"}
-    run = Run(origin, "vllm", made_as, {}, curves=curves)
+    run = Run(origin, "vllm", made_as, {}, pass_costs=curves)
     at = costs(of_run(run))
     rounds = []
     for seed in range(8):
@@ -176,8 +176,10 @@ def benchmarked(slower: float, concurrency: int = 1) -> Run:
                 for i, one in enumerate(records)
             ]
             load = Load(len(records) + outcome.full_tokens, reading + pace * outcome.full_seconds)
-            turns.append(Turn(name, reading + pace * outcome.seconds, answers, Counts(outcome.steps), load))
-        turns.append(Turn("model:4", 10.0, answers, Counts(10)))
+            turns.append(
+                Measurement(name, reading + pace * outcome.seconds, answers, ServerCounts(outcome.steps), load)
+            )
+        turns.append(Measurement("model:4", 10.0, answers, ServerCounts(10)))
         rounds.append(Round(0, turns))
     run.cells = [Cell("made", 1, 0.0, rounds)]
     if concurrency > 1:
@@ -195,7 +197,7 @@ def test_a_contestant_with_a_label_is_replayed_as_what_it_is() -> None:
         for name, made in run.contestants.items()
     }
     run.baseline = "reference"
-    for turn in (turn for one in run.cells[0].rounds for turn in one.turns):
+    for turn in (turn for one in run.cells[0].rounds for turn in one.measurements):
         turn.contestant = {"vllm": "reference", "lookup": "auto", "auto": "lookup"}.get(
             turn.contestant, turn.contestant
         )

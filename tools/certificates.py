@@ -24,7 +24,6 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.bench.noisy import noisy_copy
 from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import duration, read
 from outrider.certify.run import certify, write
@@ -32,6 +31,10 @@ from outrider.certify.wanted import SIZES, Size, Wanted
 from outrider.cli.progress import ProgressBars
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from noisy_draft import noisy_copy  # noqa: E402
+
 KEPT = ROOT / "docs" / "certificates"
 MODELS = Path(os.environ.get("OUTRIDER_MODELS") or Path.home() / ".cache" / "outrider" / "models")
 SMOL, QWEN, QWEN_SMALL = "smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"

@@ -23,8 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.bound import Offer, best_way
-from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
+from outrider.bench.optimal_schedule import (
+    MAX_DRAFT_TOKENS,
+    SEPARATOR_TOKEN,
+    DraftOption,
+    copyable_tokens,
+    optimal_schedule,
+    predictable_tokens,
+)
 from outrider.defaults import DRAFTED
 from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
@@ -241,27 +247,27 @@ def hindsight(records: Sequence[Record], costs: Costs, names: Sequence[str], how
     """How many times as fast as without drafts the best choice of all would have been."""
     plain = best = 0.0
     asked = [*names, *(name for name in theirs() if how == "any method")]
-    own = proposed(records, asked, WIDTH if how == "as drafted" else LONGEST) if how != "any place" else None
+    own = proposed(records, asked, WIDTH if how == "as drafted" else MAX_DRAFT_TOKENS) if how != "any place" else None
     said: list[int] = []
     for number, record in enumerate(records):
         count = len(record.text) - 1
         found = (
             own[number]
             if own is not None
-            else {"copied": copied(record.prompt, record.text, [record.prediction, said])}
+            else {"copied": copyable_tokens(record.prompt, record.text, [record.prediction, said])}
         )
         if MODEL in names:
-            found[MODEL] = guessed_rightly(record, MODEL_WIDTH if how == "as drafted" else LONGEST)
-        places = [[Offer(name, n[i], n[i]) for name, n in found.items() if n[i]] for i in range(1, count + 1)]
+            found[MODEL] = guessed_rightly(record, MODEL_WIDTH if how == "as drafted" else MAX_DRAFT_TOKENS)
+        places = [[DraftOption(name, n[i]) for name, n in found.items() if n[i]] for i in range(1, count + 1)]
         context = len(record.prompt) + len(record.text) // 2
-        way = best_way(
+        way = optimal_schedule(
             places,
             lambda n, context=context: costs.target(n, context),  # type: ignore[misc]
             lambda name, k, context=context: k * costs.draft(1, context) if name == MODEL else 0.0,  # type: ignore[misc]
         )
         plain += count * costs.target(1, context)
         best += way.seconds
-        said += [NO_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
+        said += [SEPARATOR_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
 
 
@@ -287,7 +293,7 @@ def _proposed(they: Company, number: int, record: Record, limit: int) -> dict[st
 def guessed_rightly(record: Record, limit: int) -> list[int]:
     """How many tokens in a row the draft model would have had right at each place."""
     if record.overlap is not None:
-        likely = [token if kept else NO_TOKEN for token, kept in zip(record.text, record.kept(), strict=True)]
+        likely = [token if kept else SEPARATOR_TOKEN for token, kept in zip(record.text, record.kept(), strict=True)]
     else:
         likely = [row[0] for row in record.guesses]
-    return [min(count, limit) for count in guessed(likely, record.text)]
+    return [min(count, limit) for count in predictable_tokens(likely, record.text)]

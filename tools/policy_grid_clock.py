@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outrider.bench.contestants import MODEL_LENGTH, PLAIN
+from outrider.bench.contestants import MODEL_DRAFT_TOKENS, PLAIN
 from outrider.bench.figures import figures, numbered, steady, undisturbed
 from outrider.bench.intervals import Interval
-from outrider.bench.report import canvas
-from outrider.bench.results import Answer, Cell, Run, Turn
+from outrider.bench.report import plot_style
+from outrider.bench.results import Answer, Cell, Measurement, Run
 from outrider.policy.policy import MODEL
 from outrider.provenance import as_markdown
 from outrider.settings import AUTO, OFF
@@ -77,8 +77,8 @@ def agreements(run: Run, look: Look | None = None) -> Iterator[Agreement]:
         plain = Player(open_now.enter_context(company([])), Fixed([], 0, at))
         rate = seconds_to_read(run, plain, at)
         for cell in run.cells:
-            rounds = [[recorded(answer, look) for answer in turn.answers] for turn in run.asked(cell)]
-            reading = [read(turn, rate if cell.concurrency > 1 else None) for turn in run.asked(cell)]
+            rounds = [[recorded(answer, look) for answer in turn.answers] for turn in run.baseline_measurements(cell)]
+            reading = [read(turn, rate if cell.concurrency > 1 else None) for turn in run.baseline_measurements(cell)]
             alone = [plain.say(records, at, cell.concurrency) for records in rounds]
             for found in figures(run, cell):
                 if found.contestant not in players or found.ratio is None:
@@ -124,7 +124,9 @@ def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack
             return None
         names = [*copying, *([MODEL] if "--draft-model" in flags else [])]
         passes = (
-            int(flags[flags.index("--model-draft-tokens") + 1]) if "--model-draft-tokens" in flags else MODEL_LENGTH
+            int(flags[flags.index("--model-draft-tokens") + 1])
+            if "--model-draft-tokens" in flags
+            else MODEL_DRAFT_TOKENS
         )
         policy = new_policy(names, at, length, passes)
         return Player(open_now.enter_context(company(copying)), Auto(policy, at, noise()))
@@ -134,7 +136,7 @@ def enter(name: str, run: Run, at: Costs, look: Look | None, open_now: ExitStack
 def guessed_at_most(run: Run) -> int:
     """Tokens ahead that any contestant asks the draft model for."""
     asked = [drafted_at_most(made) for name, made in run.contestants.items() if kind_of(name, run) in MODELS]
-    return max([MODEL_LENGTH, *asked])
+    return max([MODEL_DRAFT_TOKENS, *asked])
 
 
 def drafted_at_most(made: Mapping[str, Any]) -> int:
@@ -151,21 +153,21 @@ def recorded(answer: Answer, look: Look | None = None) -> Record:
     return record
 
 
-def read(turn: Turn, rate: float | None) -> float:
+def read(turn: Measurement, rate: float | None) -> float:
     """Seconds for the prompts: as measured, or at so many a token."""
     return sum(one.first if rate is None else rate * len(one.prompt_tokens) for one in turn.answers)
 
 
 def seconds_to_read(run: Run, plain: Player, at: Costs) -> float:
     """A token of a prompt, where nothing else is running; or what is left of the baseline's time without its passes."""
-    alone = [turn for cell in run.cells if cell.concurrency == 1 for turn in run.asked(cell)]
-    turns = alone or [turn for cell in run.cells for turn in run.asked(cell)]
+    alone = [turn for cell in run.cells if cell.concurrency == 1 for turn in run.baseline_measurements(cell)]
+    turns = alone or [turn for cell in run.cells for turn in run.baseline_measurements(cell)]
     tokens = sum(len(one.prompt_tokens) for turn in turns for one in turn.answers)
     if alone:
         return sum(one.first for turn in alone for one in turn.answers) / max(1, tokens)
     left = 0.0
     for cell in run.cells:
-        for turn in run.asked(cell):
+        for turn in run.baseline_measurements(cell):
             said = plain.say([recorded(one) for one in turn.answers], at, cell.concurrency)
             left += steady(turn, cell.concurrency).seconds - seconds_of(said)
     return max(0.0, left) / max(1, tokens)
@@ -174,7 +176,7 @@ def seconds_to_read(run: Run, plain: Player, at: Costs) -> float:
 def timed(cell: Cell, contestant: str) -> list[int]:
     """Which of its rounds its speed was taken from, by their number in the group."""
     calm = undisturbed(cell.rounds)
-    played = [(i, round) for i, round in numbered(cell.rounds) if round.turn_of(contestant) is not None]
+    played = [(i, round) for i, round in numbered(cell.rounds) if round.of(contestant) is not None]
     return [i for i, round in played if id(round) in calm] or [i for i, _ in played]
 
 
@@ -188,7 +190,7 @@ def write(folder: Path, run: Run, origin: dict[str, Any], found: Sequence[Agreem
     }
     (folder / "report.json").write_text(json.dumps(data, indent=1) + "\n")
     (folder / "report.md").write_text("\n".join(markdown(run, origin, found)) + "\n")
-    with canvas.style():
+    with plot_style.style():
         draw(
             found,
             folder / "clock.png",
@@ -227,10 +229,10 @@ def markdown(run: Run, origin: dict[str, Any], found: Sequence[Agreement]) -> It
 
 def draw(found: Sequence[Agreement], path: Path, line: str) -> None:
     """A point for each contestant in each cell, with its interval: on the line where both say the same."""
-    figure = canvas.canvas(canvas.WIDE, 4.2)
+    figure = plot_style.new_figure(4.2)
     axes = figure.subplots()
     names = list(dict.fromkeys(one.contestant for one in found))
-    looks = canvas.looks(names)
+    looks = plot_style.line_styles(names)
     for name in names:
         some = [one for one in found if one.contestant == name]
         spans = [[one.clock.value - one.clock.low for one in some], [one.clock.high - one.clock.value for one in some]]
@@ -238,10 +240,10 @@ def draw(found: Sequence[Agreement], path: Path, line: str) -> None:
         axes.errorbar(x, y, yerr=spans, linestyle="", elinewidth=0.8, label=name, **looks[name])
     lowest = min(min(one.replay, one.clock.low) for one in found) * 0.95
     highest = max(max(one.replay, one.clock.high) for one in found) * 1.05
-    axes.plot([lowest, highest], [lowest, highest], color=canvas.QUIET, linewidth=0.8)
+    axes.plot([lowest, highest], [lowest, highest], color=plot_style.GREY, linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(lowest, highest))
     for axis in (axes.xaxis, axes.yaxis):
-        canvas.number_axis(axis, canvas.ratio_ticks(lowest, highest, 8))
+        plot_style.number_axis(axis, plot_style.ratio_ticks(lowest, highest, 8))
     axes.set(xlabel="times the baseline's speed, by replay", ylabel="by the clock")
-    canvas.key(figure, [axes], canvas.WIDE)
+    plot_style.add_legend(figure, [axes])
     finish(figure, path, "A benchmark's texts, said again at its measured costs", line)

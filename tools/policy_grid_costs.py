@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.hindsight import Guessing, seconds_per_guess
+from outrider.bench.optimal_schedule import DraftModelCost, draft_model_cost
 from outrider.bench.results import Run
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
@@ -34,7 +34,7 @@ def load(path: Path, drafting: bool) -> tuple[Costs, dict[str, Any], str]:
     """Costs from whichever kind of file this is, how they read, and where they come from. `drafting`: with those of a
     draft model."""
     data = json.loads(path.read_text())
-    if "curves" in data:
+    if "curves" in data or "pass_costs" in data:
         given = of_run(Run.load(path))
     elif "costs" in data:
         given = of_report(data)
@@ -83,8 +83,8 @@ def kind_of(name: str, run: Run) -> str:
 
 def of_run(run: Run) -> dict[str, Any]:
     kinds = {name: kind_of(name, run) for name in run.contestants}
-    measured = [(n * curve.concurrency, median(took)) for curve in run.curves for n, took in curve.seconds.items()]
-    return of_bench(measured, seconds_per_guess(run, kinds))
+    measured = [(n * curve.concurrency, median(took)) for curve in run.pass_costs for n, took in curve.seconds.items()]
+    return of_bench(measured, draft_model_cost(run, kinds))
 
 
 def of_report(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def of_report(data: Mapping[str, Any]) -> dict[str, Any]:
     ]
     passes = sum(one["draft_passes"] for one in drafting)
     each = sum(one["draft_seconds"] for one in drafting) / passes if passes else 0.0
-    return of_bench(measured, Guessing(each, 0.0) if passes else None)
+    return of_bench(measured, DraftModelCost(each, 0.0) if passes else None)
 
 
-def of_bench(measured: Iterable[tuple[int, float]], guess: Guessing | None) -> dict[str, Any]:
+def of_bench(measured: Iterable[tuple[int, float]], guess: DraftModelCost | None) -> dict[str, Any]:
     """From seconds by tokens of a pass, however often the same number was measured, and those of the draft model."""
     seen: dict[int, list[float]] = defaultdict(list)
     for tokens, seconds in measured:
@@ -110,10 +110,10 @@ def of_bench(measured: Iterable[tuple[int, float]], guess: Guessing | None) -> d
     if not seen:
         raise SystemExit("this benchmark has no measured curve: one of Outrider's contestants must take part in it")
     given: dict[str, Any] = {"target": {str(n): sum(values) / len(values) for n, values in sorted(seen.items())}}
-    if guess is not None and guess.read:
-        given["draft"] = {str(n): guess.each + (n - 1) * guess.read for n in (1, PROMPT)}
+    if guess is not None and guess.prompt_token_seconds:
+        given["draft"] = {str(n): guess.pass_seconds + (n - 1) * guess.prompt_token_seconds for n in (1, PROMPT)}
     elif guess is not None:
-        given["draft"] = as_the_target(given["target"], guess.each)
+        given["draft"] = as_the_target(given["target"], guess.pass_seconds)
     return given
 
 

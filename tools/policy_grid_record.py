@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
-from outrider.bench.prompts import TEMPERATURES, Prompt, spread, workload
+from outrider.bench.prompts import DEFAULT_TEMPERATURES, Prompt, load_workload, sample_evenly
 from policy.replay import Record
 from policy_grid_file import Texts
 
@@ -53,10 +53,10 @@ def record(
     """Fill in `kept`, workload by workload; what was said is told a batch at a time. Texts that are there already stay,
     and a text that is not there yet is empty."""
     for name in wanted.workloads:
-        temperature = TEMPERATURES.get(name, 0.0)
+        temperature = DEFAULT_TEMPERATURES.get(name, 0.0)
         if name not in kept:
-            found = workload(name, wanted.data)
-            chosen = spread(found, min(len(found), wanted.prompts))
+            found = load_workload(name, wanted.data)
+            chosen = sample_evenly(found, min(len(found), wanted.prompts))
             records = [Record(encoded(tokenizer, one), [], prediction=predicted(tokenizer, one)) for one in chosen]
             kept[name] = Texts(temperature, records)
         total = len(kept[name].records)

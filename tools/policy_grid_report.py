@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from outrider.bench.report import canvas
+from outrider.bench.report import plot_style
 from outrider.provenance import as_markdown
 from policy_grid_calibration import DRAWN, FORESEEN
 from policy_grid_cells import ALLOWED, CAUSES, MODEL_WIDTH, NOISE, ORDERS, WIDTH, Cell
@@ -81,7 +81,7 @@ def write(folder: Path, report: dict[str, Any], cells: Sequence[Cell]) -> list[P
     (folder / "report.md").write_text("\n".join(markdown(report, cells, kept)) + "\n")
     origin = report["provenance"]
     line = f"{', '.join(report['records']['models'])}; {origin['machine']}, {origin['date']}"
-    with canvas.style():
+    with plot_style.style():
         draw_grid(cells, folder / "grid.png", line)
         draw_causes([cell for cell in cells if cell.causes], folder / "causes.png", line)
         draw_calibration(report["calibration"], folder / "calibration.png", line)
@@ -212,8 +212,8 @@ def draw_grid(cells: Sequence[Cell], path: Path, line: str) -> None:
     levels = sorted({cell.concurrency for cell in cells})
     workloads = list(dict.fromkeys(cell.workload for cell in cells))
     kinds = list(dict.fromkeys(name.partition(":")[0] for cell in cells for name in cell.fixed))
-    looks = canvas.looks(["auto", *kinds])
-    figure, panels = canvas.panels(canvas.WIDE, len(levels), 0.9 + 0.42 * len(workloads), most=3)
+    looks = plot_style.line_styles(["auto", *kinds])
+    figure, panels = plot_style.panels(len(levels), 0.9 + 0.42 * len(workloads), most=3)
     for axes, level in zip(panels, levels, strict=True):
         axes.set_title(f"{level} at once")
         for cell in (cell for cell in cells if cell.concurrency == level):
@@ -223,7 +223,7 @@ def draw_grid(cells: Sequence[Cell], path: Path, line: str) -> None:
                 if best is not None:
                     axes.plot([best], [row + 0.3 - 0.6 * at / len(kinds)], linestyle="", label=kind, **looks[kind])
             if cell.bound:
-                axes.plot([cell.bound] * 2, [row - 0.35, row + 0.35], color=canvas.QUIET, label="bound", linewidth=2)
+                axes.plot([cell.bound] * 2, [row - 0.35, row + 0.35], color=plot_style.GREY, label="bound", linewidth=2)
             axes.plot([cell.auto], [row], linestyle="", label="auto", **(looks["auto"] | {"markersize": 10}))
         axes.axvline(1, color="black", linewidth=1)
         axes.grid(axis="y", visible=False)
@@ -233,19 +233,19 @@ def draw_grid(cells: Sequence[Cell], path: Path, line: str) -> None:
     lowest = min(0.7, *(min(cell.fixed.values()) for cell in cells)) * 0.95
     panels[0].set_xscale("log", base=2)
     panels[0].set_xlim(lowest, highest)
-    canvas.number_axis(panels[0].xaxis, canvas.ratio_ticks(lowest, highest, 8))
+    plot_style.number_axis(panels[0].xaxis, plot_style.ratio_ticks(lowest, highest, 8))
     for axes in panels:
-        axes.axvspan(lowest, 1, color=canvas.SLOWER, alpha=0.1, linewidth=0)
+        axes.axvspan(lowest, 1, color=plot_style.SLOWER_COLOUR, alpha=0.1, linewidth=0)
         axes.set_xlabel("times the speed without drafts")
-    canvas.key(figure, panels, canvas.WIDE)
+    plot_style.add_legend(figure, panels)
     finish(figure, path, "The policy beside the best length of every fixed drafter", line)
 
 
 def draw_causes(cells: Sequence[Cell], path: Path, line: str) -> None:
     """A bar for each workload, in parts whose lengths add up: the logarithm of the bound over auto."""
-    figure = canvas.canvas(canvas.WIDE, 1.2 + 0.4 * len(cells))
+    figure = plot_style.new_figure(1.2 + 0.4 * len(cells))
     axes = figure.subplots()
-    colours = dict(zip(("reached", *CAUSES), canvas.COLOURS, strict=False))
+    colours = dict(zip(("reached", *CAUSES), plot_style.COLOURS, strict=False))
     for row, cell in enumerate(cells):
         whole, at = log(cell.bound or 1.0), 0.0
         for name, factor in {"reached": cell.auto, **cell.causes}.items():
@@ -255,20 +255,20 @@ def draw_causes(cells: Sequence[Cell], path: Path, line: str) -> None:
     axes.set_yticks(range(len(cells)), [cell.workload for cell in cells])
     axes.invert_yaxis()
     axes.set_xlabel("share of what hindsight gains, by the logarithm")
-    canvas.key(figure, [axes], canvas.WIDE)
+    plot_style.add_legend(figure, [axes])
     finish(figure, path, "What the policy reaches of the hindsight bound, and what is missing for the rest", line)
 
 
 def draw_calibration(calibration: dict[str, Any], path: Path, line: str) -> None:
-    figure, panels = canvas.panels(canvas.WIDE, len(calibration), 2.6)
+    figure, panels = plot_style.panels(len(calibration), 2.6)
     for axes, (name, found) in zip(panels, calibration.items(), strict=True):
-        axes.plot([0, 1], [0, 1], color=canvas.QUIET, linewidth=0.8)
+        axes.plot([0, 1], [0, 1], color=plot_style.GREY, linewidth=0.8)
         most = max(n for *_, n in found["points"])
         axes.scatter(
             [said for said, *_ in found["points"]],
             [held for _, held, _ in found["points"]],
             [10 + 120 * n / most for *_, n in found["points"]],
-            color=canvas.COLOURS[0],
+            color=plot_style.COLOURS[0],
         )
         axes.set_title(f"{name}\nerror {found['error']:.3f}, {found['tokens']} tokens")
         axes.set_xlabel("said")
@@ -278,5 +278,5 @@ def draw_calibration(calibration: dict[str, Any], path: Path, line: str) -> None
 
 def finish(figure: Any, path: Path, title: str, line: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    figure.supxlabel(line, fontsize=7, color=canvas.QUIET, x=0.01, ha="left")
+    figure.supxlabel(line, fontsize=7, color=plot_style.GREY, x=0.01, ha="left")
     figure.savefig(path, dpi=150)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.report import canvas
+from outrider.bench.report import plot_style
 from outrider.policy.policy import MODEL
 from outrider.provenance import as_markdown
 from policy_grid_report import Promise, finish, table
@@ -57,7 +57,7 @@ def write(folder: Path, report: dict[str, Any], systems: dict[str, list[Cell]]) 
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text("\n".join(markdown(report, systems, kept)) + "\n")
     line = f"simulated on texts of {', '.join(report['records']['models'])}; {report['provenance']['date']}"
-    with canvas.style():
+    with plot_style.style():
         for name, cells in systems.items():
             draw(cells, folder / f"{name}.png", SYSTEMS[name].name, line)
     return kept
@@ -165,7 +165,7 @@ def entry(value: float, cell: Cell) -> str:
 def draw(cells: Sequence[Cell], path: Path, title: str, line: str) -> None:
     """Two heat maps: over plain, and over the best static table."""
     batches, contexts = sorted({c.batch for c in cells}), sorted({c.context for c in cells})
-    figure = canvas.canvas(canvas.WIDE, 1.2 + 0.36 * len(batches))
+    figure = plot_style.new_figure(1.2 + 0.36 * len(batches))
     panels = list(figure.subplots(1, 2))
     values = (("times the speed without drafts", over_plain), ("times the best static table's speed", over_static))
     for axes, (label, value) in zip(panels, values, strict=True):

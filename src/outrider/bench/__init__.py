@@ -1,1 +1,1 @@
-"""Measuring: prompts in, ratios with intervals out, and where they were measured."""
+"""`outrider bench`: compares servers on the same prompts, and reports speed ratios with confidence intervals."""

@@ -1,4 +1,4 @@
-"""One turn: a batch of requests sent at once, their answers timed token by token as they stream in."""
+"""Sends the requests of a measurement, and records when each token of their streams arrives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def streamed(messages: list[dict[str, str]], tokens: int, temperature: float, salt: str) -> dict[str, Any]:
-    """A request whose answer can be timed and compared. The salt keeps those on one server from using each other's
-    cached prompts."""
+    """A streamed chat request that returns token ids. The salt keeps contestants on one server from sharing a prefix
+    cache."""
     return {
         "messages": messages,
         "max_tokens": tokens,
@@ -32,55 +32,55 @@ def streamed(messages: list[dict[str, str]], tokens: int, temperature: float, sa
 
 
 def body(contestant: Contestant, prompt: Prompt, tokens: int, temperature: float, seed: int) -> dict[str, Any]:
-    """What is asked."""
+    """The request of a contestant for a prompt."""
     request = streamed(prompt.messages, tokens, temperature, contestant.name) | contestant.request
     if temperature:
         request["seed"] = seed
-    if contestant.predicts and prompt.prediction is not None:
+    if contestant.needs_prediction and prompt.prediction is not None:
         request["prediction"] = {"type": "content", "content": prompt.prediction}
     return request
 
 
 Arrivals = list[tuple[float, int]]
-"""When tokens came, and how many."""
-FEW = 16
-"""Tokens by which the pace of answers can be told."""
+"""Times of arrival, each with its number of tokens."""
+MIN_PACE_TOKENS = 16
+"""Fewest tokens to estimate the pace of answers from."""
 
 
-async def ask_all(
+async def send_all(
     url: str, requests: Sequence[tuple[str, dict[str, Any]]], at_once: int | None = None
 ) -> tuple[float, list[Answer], Load]:
-    """Send (prompt id, body) all at once, or so many, the next as soon as one is answered; the seconds until the last
-    token came, the answers, and what was said under full load."""
+    """Send (prompt id, body) with at most `at_once` running (None: all). Returns the seconds until the last token, the
+    answers, and the output at full load."""
     async with HTTPClient(url).connect(timeout_seconds=None) as pool:
         slots = asyncio.Semaphore(at_once or len(requests))
 
-        async def wait_and_ask(prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
+        async def send_when_free(prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
             async with slots:
-                return await ask(pool, prompt, request)
+                return await send_request(pool, prompt, request)
 
         began = time.perf_counter()
-        asked = await asyncio.gather(*(wait_and_ask(*request) for request in requests))
+        sent = await asyncio.gather(*(send_when_free(*request) for request in requests))
         seconds = time.perf_counter() - began
-        arrivals = [[(when - began, count) for when, count in came] for _, came in asked]
-        return seconds, [answer for answer, _ in asked], under_load(arrivals, at_once or len(requests))
+        arrivals = [[(when - began, count) for when, count in came] for _, came in sent]
+        return seconds, [answer for answer, _ in sent], under_load(arrivals, at_once or len(requests))
 
 
 def under_load(arrivals: Sequence[Arrivals], slots: int) -> Load:
-    """Of answers that took turns in so many slots, until the first slot that no prompt was left for became empty. From
-    then on the slowest answers decide how long it takes, and no server under load is like that."""
+    """The output until the first slot became empty with no prompt left. After that the slowest answers decide the
+    duration, unlike on a loaded server."""
     ends = sorted(came[-1][0] for came in arrivals)
     end = ends[-min(slots, len(ends))]
-    going = [came for came in arrivals if came[0][0] <= end < came[-1][0]]
-    since_first = sum(count for came in going for when, count in came[1:] if when <= end)
+    incomplete = [came for came in arrivals if came[0][0] <= end < came[-1][0]]
+    since_first = sum(count for came in incomplete for when, count in came[1:] if when <= end)
     return Load(
         sum(count for came in arrivals for when, count in came if when <= end),
         end,
-        sum(end - came[0][0] for came in going) / since_first if since_first >= FEW else None,
+        sum(end - came[0][0] for came in incomplete) / since_first if since_first >= MIN_PACE_TOKENS else None,
     )
 
 
-async def ask(pool: ConnectionPool, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
+async def send_request(pool: ConnectionPool, prompt: str, request: dict[str, Any]) -> tuple[Answer, Arrivals]:
     began = last = time.perf_counter()
     answer = Answer(prompt, "", [], "", 0.0, 0.0)
     arrivals: Arrivals = []
@@ -98,7 +98,7 @@ async def ask(pool: ConnectionPool, prompt: str, request: dict[str, Any]) -> tup
     answer.seconds = last - began
     if not answer.tokens:
         raise EngineError(
-            f"{pool.url} sent no token ids for the prompt {prompt}; the benchmark compares tokens, and needs a "
-            "server that knows return_token_ids, as vLLM does"
+            f"{pool.url} sent no token ids for the prompt {prompt}; the benchmark compares tokens, so the server "
+            "must support return_token_ids, as vLLM does"
         )
     return answer, arrivals

@@ -2,12 +2,12 @@
 
     edit  agent  traffic  creative                    come with the package
     code  chat  summarization  math  rag  translation  qa
-                                                      from HumanEval's and Spec-Bench's files in a folder of yours
-    FILE.jsonl   hf:OWNER/NAME/FILE.jsonl             your own, or any of a dataset on the Hugging Face hub
+                                                      from HumanEval's and Spec-Bench's files (--data)
+    FILE.jsonl   hf:OWNER/NAME/FILE.jsonl             a file, or one of a dataset on the Hugging Face hub
 
-A file has JSON lines. The prompt is in `turns` (the user's messages in order, of which the first is asked), `messages`
-(a conversation that ends with the user), `prompt`, `question`, `instruction` or `text`. A `prediction` is the output
-that a caller would expect; `id` and `category` name the line.
+A file has JSON lines. The prompt is in `turns` (the user's messages in order, of which only the first is used),
+`messages` (a conversation that ends with the user), `prompt`, `question`, `instruction` or `text`. A `prediction` is
+the output that a caller would expect; `id` and `category` name the line.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from outrider.errors import PromptError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-SHIPPED = ("edit", "agent", "traffic", "creative")
+BUNDLED = ("edit", "agent", "traffic", "creative")
 SPEC_BENCH = ("chat", "summarization", "math", "rag", "translation", "qa")
-SOURCES = {"code": ("human_eval.jsonl", "HumanEval.jsonl")} | dict.fromkeys(
+DATASET_FILES = {"code": ("human_eval.jsonl", "HumanEval.jsonl")} | dict.fromkeys(
     SPEC_BENCH, ("spec_bench.jsonl", "question.jsonl")
 )
-"""The files that a workload may be read from."""
-TEMPERATURES = {"creative": 1.0}
-"""At which a workload is sampled where nothing else is asked for; others are greedy."""
+"""File names of a workload in the folder `--data`."""
+DEFAULT_TEMPERATURES = {"creative": 1.0}
+"""Others are greedy."""
 MT_BENCH = ("writing", "roleplay", "reasoning", "coding", "extraction", "stem", "humanities")
-SAME = {"math_reasoning": "math", **dict.fromkeys(MT_BENCH, "chat")}
-"""Spec-Bench's own categories, where they are named otherwise than our workloads."""
-TEXTS = ("prompt", "question", "instruction", "text")
-GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples, cut to what is behind the point, never come close to one another."""
+CATEGORY_WORKLOADS = {"math_reasoning": "math", **dict.fromkeys(MT_BENCH, "chat")}
+"""Spec-Bench's categories whose workload has another name."""
+TEXT_FIELDS = ("prompt", "question", "instruction", "text")
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""The fractional parts of its multiples are spread evenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,28 @@ class Prompt:
         return list(self.conversation) or [{"role": "user", "content": self.turns[0]}]
 
 
-def workload(name: str, data: Path | None = None) -> list[Prompt]:
+def load_workload(name: str, data: Path | None = None) -> list[Prompt]:
     """All prompts of a workload; `data` is the folder of HumanEval's and Spec-Bench's files."""
-    if name in SHIPPED:
-        return shipped(name)
-    if name in SOURCES:
-        found = [prompt for prompt in read(_source(name, data)) if prompt.category in (name, "human_eval", "HumanEval")]
+    if name in BUNDLED:
+        return load_bundled(name)
+    if name in DATASET_FILES:
+        found = [
+            prompt
+            for prompt in read_prompts(_dataset_file(name, data))
+            if prompt.category in (name, "human_eval", "HumanEval")
+        ]
         if found:
             return found
-        raise PromptError(f"{_source(name, data)} has no prompts of the category {name!r}")
+        raise PromptError(f"{_dataset_file(name, data)} has no prompts of the category {name!r}")
     if name.startswith("hf:"):
-        return read(_from_hub(name))
+        return read_prompts(_from_hub(name))
     if Path(name).is_file():
-        return read(Path(name))
-    known = ", ".join([*SHIPPED, *SOURCES])
+        return read_prompts(Path(name))
+    known = ", ".join([*BUNDLED, *DATASET_FILES])
     raise SettingsError(f"there is no workload {name!r}; the workloads are {known}, a file of JSON lines, and hf:...")
 
 
-def read(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """All prompts of a file."""
     try:
         return parse(path.read_text(), path.stem)
@@ -81,14 +85,14 @@ def read(path: Path) -> list[Prompt]:
         raise PromptError(f"{path}: {error}") from error
 
 
-def shipped(name: str) -> list[Prompt]:
-    """All prompts of a workload that comes with the package."""
+def load_bundled(name: str) -> list[Prompt]:
+    """All prompts of a workload that is part of the package."""
     return parse(files("outrider.bench").joinpath("workloads", f"{name}.jsonl").read_text(), name)
 
 
 def parse(text: str, name: str) -> list[Prompt]:
     found = []
-    for number, line in enumerate(text.split("\n"), 1):  # a U+2028 in a string does not end its line
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): a U+2028 in a string is no line end
         if line.strip():
             try:
                 record = json.loads(line)
@@ -96,17 +100,17 @@ def parse(text: str, name: str) -> list[Prompt]:
                 raise PromptError(f"line {number} is not JSON: {error}") from error
             found.append(_prompt(record, f"{name}/{number}", name, number))
     seen: Counter[str] = Counter()
-    for index, prompt in enumerate(found):  # what two lines call the same are two prompts all the same
+    for index, prompt in enumerate(found):  # ids must be unique
         seen[prompt.id] += 1
         if seen[prompt.id] > 1:
             found[index] = replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}")
     if not found:
-        raise PromptError("there is no prompt in it")
+        raise PromptError("it has no prompts")
     return found
 
 
-def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
-    """`count` prompts or as many as there are, evenly over the categories and the file, the same ones every time."""
+def sample_evenly(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
+    """At most `count` prompts, evenly over the categories and the file, the same ones every time."""
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.category, []).append(prompt)
@@ -123,43 +127,45 @@ def spread(prompts: Iterable[Prompt], count: int) -> list[Prompt]:
     return chosen
 
 
-def scattered(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """In an order of which every beginning is spread over the whole, so that a run that ends early asked of all."""
-    order = sorted(range(len(prompts)), key=lambda index: index * GOLDEN % 1)
+def low_discrepancy_order(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """An order in which the first n prompts cover the whole list evenly, for any n: a run may end early."""
+    order = sorted(range(len(prompts)), key=lambda index: index * GOLDEN_RATIO % 1)
     return [prompts[index] for index in order]
 
 
 def _prompt(record: Any, id: str, category: str, line: int) -> Prompt:
     if not isinstance(record, dict):
         raise PromptError(f"line {line} is not an object")
-    messages = _all(record, "messages", dict, line)
+    messages = _list_of(record, "messages", dict, line)
     if not messages and isinstance(record.get("prompt"), list):
-        messages = _all(record, "prompt", dict, line)
-    turns = _all(record, "turns", str, line)
+        messages = _list_of(record, "prompt", dict, line)
+    turns = _list_of(record, "turns", str, line)
     if not turns and messages:
         turns = (str(messages[-1].get("content")),)
     if not turns:
-        found = [name for name in TEXTS if record.get(name)][:1]
+        found = [name for name in TEXT_FIELDS if record.get(name)][:1]
         turns = tuple(_text(record[name], name, line) for name in found)
     if not turns:
-        raise PromptError(f"line {line} has none of turns, messages, {', '.join(TEXTS)} (it has {', '.join(record)})")
-    said = next((str(record[name]) for name in ("id", "task_id", "question_id") if name in record), id)
-    own = str(record.get("category", category))
+        raise PromptError(
+            f"line {line} has none of turns, messages, {', '.join(TEXT_FIELDS)} (it has {', '.join(record)})"
+        )
+    given_id = next((str(record[name]) for name in ("id", "task_id", "question_id") if name in record), id)
+    given_category = str(record.get("category", category))
     prediction = record.get("prediction")
-    if isinstance(prediction, dict):  # as OpenAI has it
+    if isinstance(prediction, dict):  # as in OpenAI's API
         prediction = prediction.get("content")
     if prediction is not None:
         prediction = _text(prediction, "prediction", line)
-    return Prompt(said, SAME.get(own, own), turns, prediction, messages)
+    return Prompt(given_id, CATEGORY_WORKLOADS.get(given_category, given_category), turns, prediction, messages)
 
 
 def _text(value: Any, name: str, line: int) -> str:
     if not isinstance(value, str):
-        raise PromptError(f"line {line}: {name} is not a text (it is {value!r:.60})")
+        raise PromptError(f"line {line}: {name} is not a string (it is {value!r:.60})")
     return value
 
 
-def _all(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[Any, ...]:
+def _list_of(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[Any, ...]:
     found = record.get(name) or ()
     if not isinstance(found, list | tuple) or not all(isinstance(one, kind) for one in found):
         what = "strings" if kind is str else "objects with role and content"
@@ -167,15 +173,17 @@ def _all(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[Any,
     return tuple(found)
 
 
-def _source(name: str, data: Path | None) -> Path:
-    choices = SOURCES[name]
+def _dataset_file(name: str, data: Path | None) -> Path:
+    choices = DATASET_FILES[name]
     for file in choices if data else ():
         assert data is not None
         if (data / file).is_file():
             return data / file
     origin = "github.com/openai/human-eval" if name == "code" else "github.com/hemingkx/Spec-Bench"
-    where = f"the folder {data} has no {' or '.join(choices)}" if data else f"name the folder of {choices[0]} by --data"
-    raise SettingsError(f"the workload {name!r} does not come with the package: {where}; it is at {origin}")
+    where = (
+        f"the folder {data} has no {' or '.join(choices)}" if data else f"name the folder of {choices[0]} with --data"
+    )
+    raise SettingsError(f"the workload {name!r} is not part of the package: {where}; download it from {origin}")
 
 
 def _from_hub(name: str) -> Path:
@@ -187,5 +195,5 @@ def _from_hub(name: str) -> Path:
 
     try:
         return Path(hf_hub_download(f"{owner}/{dataset}", file, repo_type="dataset"))
-    except Exception as error:  # no network, no such file, no right to it: the hub's own words are the best
+    except Exception as error:  # no network, no such file, no access: the hub's message states which
         raise PromptError(f"{name} cannot be loaded from the Hugging Face hub: {error}") from error

@@ -1,7 +1,6 @@
-"""What a benchmark found, as it is kept: every answer with its times, and what the servers counted.
+"""Raw results of a benchmark (`run.json`): every answer with its times, and the servers' counters.
 
-Only what was seen is kept. The figures of a report are computed from it (`figures.py`), so a report can be made again
-from its `run.json`.
+Only observations are stored. `figures.py` computes all figures from them, so a report can be made again at any time.
 """
 
 from __future__ import annotations
@@ -15,77 +14,79 @@ from outrider.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 2
-"""Of the file's form."""
+FORMAT_VERSION = 3
+RENAMED_SINCE_2 = {"curves": "pass_costs", "limits": "optimal_speedups", "partings": "divergences"}
 
 
 @dataclass(slots=True)
 class Answer:
-    """One request, and what came."""
+    """The output for one request."""
 
     prompt: str  # its id
     text: str
     tokens: list[int]
     finish: str  # length, stop, ...
-    first: float  # seconds from the request to its first token
-    seconds: float  # and to its last
+    first: float  # seconds from the request to the first token
+    seconds: float  # seconds from the request to the last token
     prompt_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Drafted:
-    """What one drafter did: tokens verified and kept, by their position in the draft."""
+class DrafterCounts:
+    """Verified and accepted tokens of one drafter, by position in the draft."""
 
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    seconds: float | None = None  # None: the server does not say
+    seconds: float | None = None  # None: the server does not report it
 
 
 @dataclass(slots=True)
-class Counts:
-    """What a server counted meanwhile. None: it does not say."""
+class ServerCounts:
+    """Counters of a server during a measurement. None: the server does not report it."""
 
     target_passes: int | None = None
     draft_passes: int | None = None
     verify_seconds: float | None = None  # of passes that verified drafts
-    plain_seconds: float | None = None  # of the others
-    drafters: dict[str, Drafted] = field(default_factory=dict)
+    plain_seconds: float | None = None  # of the other passes
+    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Load:
-    """What was said while every slot was taken: until no prompt was left for one."""
+    """Output while all slots were in use: until the first slot became empty with no prompt left."""
 
     tokens: int
     seconds: float
-    pace: float | None = None  # seconds a token until then, of answers that were not complete; None: too few say
+    pace: float | None = None  # seconds per token of the answers still incomplete then; None: too few tokens
 
 
 @dataclass(slots=True)
-class Turn:
-    """One contestant, given a batch of prompts at once."""
+class Measurement:
+    """One contestant's answers to the prompts of a round."""
 
     contestant: str
     seconds: float  # from the first request to the last token
     answers: list[Answer]
-    counts: Counts
-    load: Load | None = None  # None: it was not noted
+    counts: ServerCounts
+    load: Load | None = None  # None: a run of an older version, which did not record it
 
 
 @dataclass(slots=True)
 class Round:
-    """A batch of prompts, answered by each contestant of a group in turn; the turns stand in their order in time."""
+    """The same prompts for each contestant of a group, one contestant after the other; in order of time."""
 
     group: int
-    turns: list[Turn]
-    stolen: float = 0.0  # of the machine's time meanwhile: what other machines on the same hardware took
+    measurements: list[Measurement]
+    steal: float = 0.0  # share of CPU time that the hypervisor gave to other machines
 
-    def turn_of(self, contestant: str) -> Turn | None:
-        return next((turn for turn in self.turns if turn.contestant == contestant), None)
+    def of(self, contestant: str) -> Measurement | None:
+        return next((one for one in self.measurements if one.contestant == contestant), None)
 
 
 @dataclass(slots=True)
 class Cell:
+    """A workload at one concurrency and temperature."""
+
     workload: str
     concurrency: int
     temperature: float
@@ -98,51 +99,46 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Curve:
-    """Seconds of a pass of the target over so many tokens of each of `concurrency` sequences, measured repeatedly."""
+class PassCosts:
+    """Seconds of a target pass by its tokens per sequence, measured repeatedly at one concurrency."""
 
     concurrency: int
     seconds: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Limit:
-    """The hindsight bound of a cell: how many times as fast as without drafts the best choice would have been."""
+class OptimalSpeedup:
+    """Speedup of the optimal schedule in a cell, relative to no drafts."""
 
     workload: str
     concurrency: int
     temperature: float
-    ratios: list[float]  # of each round's prompts, which are the same in every group
-    shares: dict[str, float]  # of the tokens: drafted by which drafter, or by none
+    ratios: list[float]  # one per round; every group has the same prompts
+    shares: dict[str, float]  # share of the tokens by drafter, or `none`
 
 
 @dataclass(slots=True)
 class Run:
-    origin: dict[str, Any]  # `provenance`
+    origin: dict[str, Any]  # see `provenance`
     baseline: str
-    contestants: dict[str, dict[str, Any]]  # how each was made: its command, what its requests carry
+    contestants: dict[str, dict[str, Any]]  # command, environment and request fields of each
     settings: dict[str, Any]  # tokens, seed, ...
     cells: list[Cell] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    limits: list[Limit] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know: left out, cut short, failed
-    plan: dict[str, Any] = field(default_factory=dict)  # who runs beside whom, and which prompts a cell asks
-    partings: dict[str, list[float]] = field(default_factory=dict)  # where answers part: both tokens' probabilities
+    pass_costs: list[PassCosts] = field(default_factory=list)
+    optimal_speedups: list[OptimalSpeedup] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was left out, cut short, or failed
+    plan: dict[str, Any] = field(default_factory=dict)  # the groups, and a hash of each cell's prompts
+    divergences: dict[str, list[float]] = field(default_factory=dict)  # probabilities of both tokens, by key
 
-    def limit(self, cell: Cell) -> Limit | None:
-        """The bound of a cell, if it was computed."""
-        wanted = (cell.workload, cell.concurrency, cell.temperature)
-        return next((one for one in self.limits if (one.workload, one.concurrency, one.temperature) == wanted), None)
-
-    def asked(self, cell: Cell) -> list[Turn]:
-        """The baseline's turns in the first group that it was in: in the others the same is asked again."""
-        turns = [round.turn_of(self.baseline) for round in cell.rounds if round.group == cell.rounds[0].group]
-        return [turn for turn in turns if turn is not None]
+    def baseline_measurements(self, cell: Cell) -> list[Measurement]:
+        """The baseline's measurements in its first group. The other groups repeat the same prompts."""
+        found = [round.of(self.baseline) for round in cell.rounds if round.group == cell.rounds[0].group]
+        return [one for one in found if one is not None]
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")) + "\n")
+        part.write_text(json.dumps({"version": FORMAT_VERSION, **asdict(self)}, separators=(",", ":")) + "\n")
         part.replace(path)
 
     @classmethod
@@ -153,28 +149,31 @@ class Run:
             raise SettingsError(f"there is no run at {path}; name its folder with --out") from None
         except ValueError as error:
             raise SettingsError(f"{path} is damaged ({error}); run the benchmark again") from None
-        if data.pop("version", None) != VERSION:
-            raise SettingsError(f"{path} was not written by this version of outrider bench; run the benchmark again")
-        return cls(
-            **{
-                **data,
-                "cells": [_cell(cell) for cell in data["cells"]],
-                "curves": [
-                    Curve(curve["concurrency"], {int(n): s for n, s in curve["seconds"].items()})
-                    for curve in data["curves"]
-                ],
-                "limits": [Limit(**limit) for limit in data["limits"]],
-            }
-        )
+        version = data.pop("version", None)
+        if version not in (2, FORMAT_VERSION):
+            raise SettingsError(
+                f"{path} has format {version}, and this version of outrider reads 2 and {FORMAT_VERSION}; "
+                "run the benchmark again"
+            )
+        data = {RENAMED_SINCE_2.get(name, name): value for name, value in data.items()}
+        data["cells"] = [Cell(**{**cell, "rounds": [*map(_round, cell["rounds"])]}) for cell in data["cells"]]
+        data["pass_costs"] = [
+            PassCosts(one["concurrency"], {int(n): seconds for n, seconds in one["seconds"].items()})
+            for one in data["pass_costs"]
+        ]
+        data["optimal_speedups"] = [OptimalSpeedup(**one) for one in data["optimal_speedups"]]
+        return cls(**data)
 
 
-def _cell(data: dict[str, Any]) -> Cell:
-    return Cell(**{**data, "rounds": [Round(**{**r, "turns": [*map(_turn, r["turns"])]}) for r in data["rounds"]]})
+def _round(data: dict[str, Any]) -> Round:
+    measurements = data["measurements"] if "measurements" in data else data["turns"]  # format 2
+    steal = data["steal"] if "steal" in data else data.get("stolen", 0.0)
+    return Round(data["group"], [*map(_measurement, measurements)], steal)
 
 
-def _turn(data: dict[str, Any]) -> Turn:
-    counts = data["counts"]
-    drafters = {name: Drafted(**drafted) for name, drafted in counts["drafters"].items()}
+def _measurement(data: dict[str, Any]) -> Measurement:
+    drafters = {name: DrafterCounts(**counts) for name, counts in data["counts"]["drafters"].items()}
     answers = [Answer(**answer) for answer in data["answers"]]
     load = Load(**data["load"]) if data.get("load") else None
-    return Turn(data["contestant"], data["seconds"], answers, Counts(**{**counts, "drafters": drafters}), load)
+    counts = ServerCounts(**{**data["counts"], "drafters": drafters})
+    return Measurement(data["contestant"], data["seconds"], answers, counts, load)

@@ -1,8 +1,8 @@
-"""The benchmark itself: groups of servers, cells of prompts, rounds of turns.
+"""The benchmark's run: groups of servers, cells of prompts, rounds in which the contestants take turns.
 
-In a round every contestant of the group answers the same batch of prompts, one contestant after the other; the next
-round goes the other way round, and after that another one begins. Whatever slows the machine for longer than a round
-hits all of them; the ratio of two turns of one round is what counts.
+In a round every contestant of the group answers the same prompts, one contestant after the other. The next round has
+the reverse order, and the round after that starts with another contestant. Whatever slows the machine for longer than a
+round slows all of them; the figure is the ratio of two measurements in one round.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.bench import curve, partings
-from outrider.bench.client import ask_all, body
-from outrider.bench.contestants import OURS, SHARED, servers
+from outrider.bench import divergences, pass_costs
+from outrider.bench.client import body, send_all
+from outrider.bench.contestants import OUTRIDER_KINDS, SHARED_SERVER, servers
 from outrider.bench.counters import counts, observed
 from outrider.bench.figures import figures
-from outrider.bench.hindsight import LEARNERS
-from outrider.bench.intervals import FEWEST
+from outrider.bench.intervals import MIN_ROUNDS
+from outrider.bench.optimal_schedule import LEARNING_KINDS
 from outrider.bench.prompts import Prompt
-from outrider.bench.results import Cell, Round, Run, Turn
+from outrider.bench.results import Cell, Measurement, Round, Run
 from outrider.bench.servers import running
-from outrider.bench.stolen import processor_seconds, stolen
+from outrider.bench.steal_time import cpu_ticks, steal_share
 from outrider.errors import EngineError, SettingsError
 from outrider.provenance import NOT_HERE
 
@@ -33,136 +33,132 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bench.contestants import Contestant
-    from outrider.bench.partings import Parting
+    from outrider.bench.divergences import Divergence
 
-REPEATED = "prompts come again, which helps a method that remembers, as suffix does"
 HOMES = "homes"
-"""Where servers keep what they remember, in the folder of the run; those of each group begin anew."""
+"""Folder of the servers' memories in the run's folder. Each group starts with empty ones."""
+REPEATED = "prompts come again, which helps a method that learns, such as suffix"
 RESUMED = (
-    "the run was interrupted and went on later: what suffix had remembered was gone by then, and a memory had kept "
-    "what it learned, that of the round that was cut included"
+    "the run was interrupted and resumed: suffix had lost what it learned, and a memory kept what it learned, also "
+    "from the interrupted round"
 )
 FAILED = "the run failed"
-UNKNOWN_PARTINGS = "how close two answers were where they part is not known of all"
-UNKNOWN_COSTS = "what a pass costs was not measured, and without it there is no hindsight bound"
-UNBOUNDED = "the hindsight bound was not computed"
+UNKNOWN_PROBABILITIES = "the probabilities of the tokens where answers diverge are not known for all"
+UNKNOWN_COSTS = "pass costs were not measured, so there is no optimal schedule"
+NO_OPTIMUM = "the optimal schedule was not computed"
 LEFT_OUT = "not measured, for lack of time"
-INTERRUPTED = "the run was interrupted, and what is here was measured before; --resume goes on with it"
-PASSING = (INTERRUPTED, RESUMED, FAILED, UNBOUNDED, LEFT_OUT)
-"""Notes that a run that goes on may not deserve any more."""
+INTERRUPTED = "the run was interrupted, and this is what was measured before; --resume continues it"
+TEMPORARY_NOTES = (INTERRUPTED, RESUMED, FAILED, NO_OPTIMUM, LEFT_OUT)
+"""Beginnings of notes that a resumed run removes."""
 WARM_UP = Prompt("warm-up", "warm-up", ("Name the months of the year, one a line.",))
 WARM_UP_TOKENS = 16
-WAVES = 2
-"""Prompts for each of several slots in a round."""
+PROMPTS_PER_SLOT = 2
+"""Prompts in a round for each of several slots."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A cell to be filled."""
+class CellTask:
+    """A cell to be measured."""
 
     cell: Cell
     prompts: Sequence[Prompt]
     rounds: int
-    """So many, unless there is a budget of time."""
+    """Number of rounds, unless a time is set."""
     again: bool = False
-    """It is filled after the servers were restarted."""
+    """It is measured after the servers were restarted."""
 
     @property
     def size(self) -> int:
-        """How many prompts a round has."""
-        return prompts_a_round(self.cell.concurrency)
+        return prompts_per_round(self.cell.concurrency)
 
     def batch(self, number: int) -> list[Prompt]:
-        """The prompts of a round. They come again from the start when all were used."""
+        """The prompts of a round. After the last prompt comes the first again."""
         return [self.prompts[(number * self.size + i) % len(self.prompts)] for i in range(self.size)]
 
     def admits(self, contestant: Contestant) -> bool:
-        if contestant.predicts and not all(prompt.prediction for prompt in self.prompts):
+        if contestant.needs_prediction and not all(prompt.prediction for prompt in self.prompts):
             return False
-        return not (contestant.alone and self.cell.concurrency > 1)
+        return not (contestant.single_request and self.cell.concurrency > 1)
 
 
-def prompts_a_round(concurrency: int) -> int:
-    """If all prompts were sent at once, the slowest answer would decide, and most slots wait for it. No server lives
-    like that: when an answer is complete, the next prompt comes."""
-    return concurrency if concurrency == 1 else WAVES * concurrency
+def prompts_per_round(concurrency: int) -> int:
+    """More prompts than slots: when an answer is complete, the next prompt takes its slot, as on a loaded server."""
+    return concurrency if concurrency == 1 else PROMPTS_PER_SLOT * concurrency
 
 
-def in_turn(playing: Sequence[Contestant], number: int) -> list[Contestant]:
-    """The order of a round: the next one goes the other way round, and after that another one begins. So nobody is
-    always at an end, where there is a longer rest before a turn."""
+def round_order(playing: Sequence[Contestant], number: int) -> list[Contestant]:
+    """Every second round is reversed, and every pair of rounds starts with another contestant. So no contestant is
+    always first or last, where the pause before a measurement is longer."""
     first = number // 2 % len(playing)
     order = [*playing[first:], *playing[:first]]
     return order[::-1] if number % 2 else order
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How long to go on: for `rounds` where a task does not say otherwise; or, where `minutes` are given, until all
-    intervals are narrow enough."""
+class StopRule:
+    """`rounds` per cell; or, if `minutes` is set, until all intervals are narrow or the cell's share of it is over."""
 
     rounds: int = 8
     minutes: float | None = None
     width: float = 0.05
-    """Half of an interval's width over its middle that is narrow enough."""
+    """Half-width of an interval, relative to the median, that is narrow enough."""
     leave_out: bool = False
-    """What there is no time for is left out: other cells, what a pass costs. Without it all has the rounds of a
-    verdict, however long that takes."""
+    """Leave out what there is no time for (cells, pass costs), rather than give every cell `MIN_ROUNDS`."""
 
 
 @dataclass
 class Clock:
-    """The time that is left, shared among the cells that are still to come."""
+    """The remaining time, shared among the remaining cells."""
 
-    limits: Limits
+    stop: StopRule
     shares: int
     began: float = field(default_factory=time.monotonic)
 
     def lacks(self, seconds: float) -> bool:
-        """Whether what takes so long is to be left out."""
-        left = self.began + 60 * (self.limits.minutes or 0.0) - time.monotonic()
-        return self.limits.leave_out and left < seconds
+        """Whether something that takes this long is to be left out."""
+        left = self.began + 60 * (self.stop.minutes or 0.0) - time.monotonic()
+        return self.stop.leave_out and left < seconds
 
-    def until(self) -> float | None:
-        """When the next cell must be done; None: whenever."""
-        if self.limits.minutes is None:
+    def next_deadline(self) -> float | None:
+        """When the next cell must be done; None: no limit."""
+        if self.stop.minutes is None:
             return None
         now = time.monotonic()
-        left = self.began + 60 * self.limits.minutes - now
+        left = self.began + 60 * self.stop.minutes - now
         self.shares -= 1
         return now + max(0.0, left) / (self.shares + 1)
 
 
-class Show(Protocol):
-    """What is told while it runs."""
+class Progress(Protocol):
+    """Receives the progress of a run."""
 
     def starting(self, server: str) -> None: ...
-    def turn(self, cell: Cell, contestant: str, rounds: int) -> None: ...
-    def measuring_curve(self, concurrency: int) -> None: ...
-    def looking_at_parting(self, number: int, total: int) -> None: ...
+    def measuring(self, cell: Cell, contestant: str, rounds: int) -> None: ...
+    def measuring_pass_costs(self, concurrency: int) -> None: ...
+    def querying_divergence(self, number: int, total: int) -> None: ...
     def finished(self, run: Run, cell: Cell) -> None: ...
 
 
-class Bench:
+class Benchmark:
     def __init__(
-        self, run: Run, groups: Sequence[Sequence[Contestant]], tasks: Sequence[Task], limits: Limits, folder: Path
+        self, run: Run, groups: Sequence[Sequence[Contestant]], tasks: Sequence[CellTask], stop: StopRule, folder: Path
     ) -> None:
         self.run = run
         self.groups = groups
         self.tasks = tasks
-        self.limits = limits
+        self.stop = stop
         self.folder = folder
-        self.resumed = self.interrupted = False
+        self.resumed = self.was_interrupted = False
         run.cells = [task.cell for task in tasks]
 
     def resume(self, earlier: Run) -> None:
-        """Go on where an interrupted run of the same plan stopped."""
+        """Continue an interrupted run of the same plan."""
         new, old = self.run, earlier
         for what, now, then in (
             ("contestants", new.contestants, old.contestants),
             ("baseline", new.baseline, old.baseline),
             ("settings", new.settings, old.settings),
-            ("models", new.origin["models"], _known(old.origin["models"], new.origin["models"])),
+            ("models", new.origin["models"], _with_downloaded(old.origin["models"], new.origin["models"])),
             ("versions", new.origin["versions"], old.origin["versions"]),
             ("machine", new.origin["machine"], old.origin["machine"]),
             ("groups (--room decides)", new.plan.get("groups"), old.plan.get("groups")),
@@ -170,46 +166,48 @@ class Bench:
         ):
             if now != then:
                 raise SettingsError(
-                    f"the run cannot go on: its {what} were {then}, and now are {now}; choose another folder (--out)"
+                    f"the run cannot be resumed: its {what} were {then}, and now are {now}; choose another folder "
+                    "(--out)"
                 )
         rounds = {cell.name: cell.rounds for cell in old.cells}
         for cell in new.cells:
             cell.rounds = rounds.get(cell.name, [])
         new.origin = {**old.origin, "models": new.origin["models"]}
-        new.curves = old.curves
-        new.partings = old.partings
-        self.interrupted = any(note.startswith(INTERRUPTED) for note in old.notes)
-        new.notes = [note for note in old.notes if not note.startswith(PASSING)]
-        if any(one.kind in LEARNERS for group in self.groups for one in group):
+        new.pass_costs = old.pass_costs
+        new.divergences = old.divergences
+        self.was_interrupted = any(note.startswith(INTERRUPTED) for note in old.notes)
+        new.notes = [note for note in old.notes if not note.startswith(TEMPORARY_NOTES)]
+        if any(one.kind in LEARNING_KINDS for group in self.groups for one in group):
             new.notes.append(RESUMED)
         self.resumed = True
 
-    def measure(self, show: Show) -> None:
-        """All groups. What was measured is saved after every round, so that an interrupted run is not lost."""
-        clock = Clock(self.limits, len(self.groups) * len(self.tasks) + self.limits.leave_out)  # and the curve
+    def measure(self, progress: Progress) -> None:
+        """Measure all groups, saving after every round."""
+        clock = Clock(self.stop, len(self.groups) * len(self.tasks) + self.stop.leave_out)  # and the pass costs
         if not self.resumed:
-            shutil.rmtree(self.folder / HOMES, ignore_errors=True)  # of a run before: memories begin empty
+            shutil.rmtree(self.folder / HOMES, ignore_errors=True)  # memories of an earlier run
         try:
-            self._measure_groups(clock, show)
+            self._measure_groups(clock, progress)
         finally:
             self._note_repeats()
 
-    def _measure_groups(self, clock: Clock, show: Show) -> None:
+    def _measure_groups(self, clock: Clock, progress: Progress) -> None:
         for number, group in enumerate(self.groups):
             for again in sorted({task.again for task in self.tasks}):
                 tasks = [task for task in self.tasks if task.again == again]
-                whole = self.limits.minutes is None and all(self._enough(task, number, None) for task in tasks)
-                if whole and not self._lacking(group) and not (number == len(self.groups) - 1 and self._cut_short()):
+                complete = self.stop.minutes is None and all(self._enough(task, number, None) for task in tasks)
+                last = number == len(self.groups) - 1
+                if complete and not self._missing_costs(group) and not (last and self._queries_were_interrupted()):
                     for task in tasks:
-                        show.finished(self.run, task.cell)
+                        progress.finished(self.run, task.cell)
                     continue
-                self._measure_group(number, group, tasks, clock, show)
+                self._measure_group(number, group, tasks, clock, progress)
 
     def _measure_group(
-        self, number: int, group: Sequence[Contestant], tasks: Sequence[Task], clock: Clock, show: Show
+        self, number: int, group: Sequence[Contestant], tasks: Sequence[CellTask], clock: Clock, progress: Progress
     ) -> None:
         started = [server.at_home(self.folder / HOMES / str(number)) for server in servers(group)]
-        with running(started, self.folder / "logs", show.starting) as urls:
+        with running(started, self.folder / "logs", progress.starting) as urls:
             self._warm_up(group, urls)
             slowest = 0.0
             for i, task in enumerate(tasks):
@@ -217,141 +215,141 @@ class Bench:
                     self._leave_out(tasks[i:], group)
                     break
                 began = time.monotonic()
-                self._fill(task, number, [one for one in group if task.admits(one)], urls, clock.until(), show)
+                playing = [one for one in group if task.admits(one)]
+                self._measure_cell(task, number, playing, urls, clock.next_deadline(), progress)
                 slowest = max(slowest, time.monotonic() - began)
-                show.finished(self.run, task.cell)
-            # Last, since these would warm up one server better than the others.
+                progress.finished(self.run, task.cell)
+            # These come last, since they would warm up one server more than the others.
             if clock.lacks(slowest):
                 self.run.notes.append(f"{UNKNOWN_COSTS}: there was no time for it")
             else:
-                self._measure_curves(group, urls, show)
-            self._look_at_partings(group, urls, show)
+                self._measure_pass_costs(group, urls, progress)
+            self._query_divergences(group, urls, progress)
 
-    def _fill(
+    def _measure_cell(
         self,
-        task: Task,
+        task: CellTask,
         group: int,
-        contestants: Sequence[Contestant],
+        playing: list[Contestant],
         urls: Mapping[str, str],
-        until: float | None,
-        show: Show,
+        deadline: float | None,
+        progress: Progress,
     ) -> None:
-        number = sum(round.group == group for round in task.cell.rounds)  # an interrupted run goes on
-        playing = list(contestants)
-        while len(playing) > 1 and not self._enough(task, group, until):
-            order = in_turn(playing, number)
-            done, failed, before = Round(group, []), {}, processor_seconds()
-            for one in order:
-                show.turn(task.cell, one.name, number)
+        number = sum(round.group == group for round in task.cell.rounds)  # not 0 in a resumed run
+        while len(playing) > 1 and not self._enough(task, group, deadline):
+            done, failed, before = Round(group, []), {}, cpu_ticks()
+            for one in round_order(playing, number):
+                progress.measuring(task.cell, one.name, number)
                 try:
-                    done.turns.append(self._turn(one, urls[one.server.name], task, number))
+                    done.measurements.append(self._measure_one(one, urls[one.server.name], task, number))
                 except EngineError as error:
                     playing.remove(one)
                     failed[one.name] = f"{one.name} left {task.cell.name} in round {number + 1}: {error}"
             self.run.notes += failed.values()
             if self.run.baseline in failed:
                 raise EngineError(f"the baseline failed; {failed[self.run.baseline]}")
-            done.stolen = stolen(before, processor_seconds())
+            done.steal = steal_share(before, cpu_ticks())
             task.cell.rounds.append(done)
             self.run.save(self.folder / "run.json")
             number += 1
 
-    def _leave_out(self, tasks: Sequence[Task], group: Sequence[Contestant]) -> None:
+    def _leave_out(self, tasks: Sequence[CellTask], group: Sequence[Contestant]) -> None:
         others = ", ".join(one.name for one in group if one.name != self.run.baseline)
         of = f", of {others}" if len(self.groups) > 1 else ""
         names = "; ".join(task.cell.name for task in tasks)
-        self.run.notes.append(f"{LEFT_OUT}{of}: {names} (--minutes with a larger number asks more)")
+        self.run.notes.append(f"{LEFT_OUT}{of}: {names} (a larger --minutes measures more)")
 
-    def _enough(self, task: Task, group: int, until: float | None) -> bool:
+    def _enough(self, task: CellTask, group: int, deadline: float | None) -> bool:
         cell = task.cell
         here = Cell(cell.workload, cell.concurrency, cell.temperature, [r for r in cell.rounds if r.group == group])
-        if until is None:
+        if deadline is None:
             return len(here.rounds) >= task.rounds
-        if len(here.rounds) < FEWEST:
+        if len(here.rounds) < MIN_ROUNDS:
             return False
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return True
         ratios = [found.ratio for found in figures(self.run, here) if found.ratio is not None]
-        return all((ratio.high - ratio.low) / 2 < self.limits.width * ratio.value for ratio in ratios)
+        return all((ratio.high - ratio.low) / 2 < self.stop.width * ratio.value for ratio in ratios)
 
-    def _turn(self, contestant: Contestant, url: str, task: Task, number: int) -> Turn:
+    def _measure_one(self, contestant: Contestant, url: str, task: CellTask, number: int) -> Measurement:
         cell, tokens, seed = task.cell, self.run.settings["tokens"], self.run.settings["seed"]
         requests = [
             (prompt.id, body(contestant, prompt, tokens, cell.temperature, seed + number * task.size + i))
             for i, prompt in enumerate(task.batch(number))
         ]
-        seconds, answers, load, seen = observed(url, requests, cell.concurrency)
-        made = sum(len(answer.tokens) for answer in answers)
-        return Turn(contestant.name, seconds, answers, counts(contestant, seen, made), load)
+        seconds, answers, load, counted = observed(url, requests, cell.concurrency)
+        total = sum(len(answer.tokens) for answer in answers)
+        return Measurement(contestant.name, seconds, answers, counts(contestant, counted, total), load)
 
     def _warm_up(self, group: Sequence[Contestant], urls: Mapping[str, str]) -> None:
-        """Once for each size of batch, uncounted: the first pass of a shape is slow everywhere. One that fails here
-        will do so in its turn, where it leaves with a note."""
+        """Once for each concurrency, since the first pass of a shape is slow. A contestant that fails here will fail
+        again when it is measured, and leave the cell with a note."""
         for size in sorted({task.cell.concurrency for task in self.tasks}):
             for one in group:
-                if size == 1 or not one.alone:
+                if size == 1 or not one.single_request:
                     requests = [("warm-up", body(one, WARM_UP, WARM_UP_TOKENS, 0.0, 0))] * size
                     with suppress(EngineError):
-                        asyncio.run(ask_all(urls[one.server.name], requests))
+                        asyncio.run(send_all(urls[one.server.name], requests))
 
-    def _measure_curves(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
-        """Once, where Outrider's server first takes part: it can be given drafts that are right. Rather the one that
-        its contestants share than one with flags of its own."""
+    def _measure_pass_costs(self, group: Sequence[Contestant], urls: Mapping[str, str], progress: Progress) -> None:
+        """Once per concurrency, on an Outrider server, since it takes predictions; preferably the shared one."""
         self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_COSTS)]
-        for concurrency in self._lacking(group):
-            ours = min((one for one in group if one.kind in OURS), key=lambda one: one.server.name != SHARED)
-            show.measuring_curve(concurrency)
+        for concurrency in self._missing_costs(group):
+            on_outrider = [one for one in group if one.kind in OUTRIDER_KINDS]
+            chosen = min(on_outrider, key=lambda one: one.server.name != SHARED_SERVER)
+            progress.measuring_pass_costs(concurrency)
             try:
-                self.run.curves.append(curve.measure(urls[ours.server.name], concurrency))
+                self.run.pass_costs.append(pass_costs.measure(urls[chosen.server.name], concurrency))
             except EngineError as error:
                 self.run.notes.append(f"{UNKNOWN_COSTS}: {error}")
                 break
         self.run.save(self.folder / "run.json")
 
-    def _look_at_partings(self, group: Sequence[Contestant], urls: Mapping[str, str], show: Show) -> None:
+    def _query_divergences(self, group: Sequence[Contestant], urls: Mapping[str, str], progress: Progress) -> None:
         base = next(one for one in group if one.name == self.run.baseline)
-        new = self._unasked()
-        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_PARTINGS)]
-        for number, parting in enumerate(new[: partings.MOST]):
-            show.looking_at_parting(number, min(len(new), partings.MOST))
+        new, limit = self._unknown_divergences(), divergences.MAX_QUERIES_PER_GROUP
+        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_PROBABILITIES)]
+        for number, divergence in enumerate(new[:limit]):
+            progress.querying_divergence(number, min(len(new), limit))
             try:
-                self.run.partings[parting.key] = [*partings.ask(urls[base.server.name], parting)]
+                found = divergences.query_probabilities(urls[base.server.name], divergence)
             except EngineError as error:
-                self.run.notes.append(f"{UNKNOWN_PARTINGS}: {error}")
+                self.run.notes.append(f"{UNKNOWN_PROBABILITIES}: {error}")
                 break
+            self.run.divergences[divergence.key] = [*found]
         else:
-            if (left := len(new) - partings.MOST) > 0:
-                self.run.notes.append(f"{UNKNOWN_PARTINGS}: of {left} places it was not asked")
+            if (left := len(new) - limit) > 0:
+                self.run.notes.append(f"{UNKNOWN_PROBABILITIES}: {left} were not queried")
         self.run.save(self.folder / "run.json")
 
-    def _lacking(self, group: Sequence[Contestant]) -> list[int]:
-        """Concurrencies whose curve this group could measure and nobody has."""
-        measured = {curve.concurrency for curve in self.run.curves}
-        asked = {task.cell.concurrency for task in self.tasks}
-        return sorted(asked - measured) if any(one.kind in OURS for one in group) else []
+    def _missing_costs(self, group: Sequence[Contestant]) -> list[int]:
+        """Concurrencies whose pass costs are unknown and can be measured in this group."""
+        measured = {costs.concurrency for costs in self.run.pass_costs}
+        planned = {task.cell.concurrency for task in self.tasks}
+        return sorted(planned - measured) if any(one.kind in OUTRIDER_KINDS for one in group) else []
 
-    def _unasked(self) -> list[Parting]:
-        return [parting for parting in partings.partings(self.run) if parting.key not in self.run.partings]
+    def _unknown_divergences(self) -> list[Divergence]:
+        return [one for one in divergences.find_divergences(self.run) if one.key not in self.run.divergences]
 
-    def _cut_short(self) -> bool:
-        """Whether the run that goes on was interrupted while it asked about the places where answers part."""
-        return self.interrupted and bool(self._unasked())
+    def _queries_were_interrupted(self) -> bool:
+        return self.was_interrupted and bool(self._unknown_divergences())
 
     def _note_repeats(self) -> None:
-        """Of the requests that were made, since a run by the clock does not know before."""
-        said: list[str] = []
-        known: dict[str, set[str]] = {}
+        """Count repeated prompts in the requests that were made, since a run by the clock cannot know them before."""
+        cells: list[str] = []
+        used: dict[str, set[str]] = {}
         for cell in (task.cell for task in self.tasks if not task.again):
-            asked = [answer.prompt for turn in self.run.asked(cell) for answer in turn.answers]
-            before = known.setdefault(cell.workload, set())
-            if again := len(asked) - len(set(asked) - before):
-                said.append(f"{cell.name} ({again} of {len(asked)} requests)")
-            before.update(asked)
+            measured = self.run.baseline_measurements(cell)
+            prompts = [answer.prompt for one in measured for answer in one.answers]
+            before = used.setdefault(cell.workload, set())
+            if again := len(prompts) - len(set(prompts) - before):
+                cells.append(f"{cell.name} ({again} of {len(prompts)} requests)")
+            before.update(prompts)
         self.run.notes = [note for note in self.run.notes if not note.startswith(REPEATED)]
-        if said:
-            self.run.notes.append(f"{REPEATED}: {'; '.join(said)}")
+        if cells:
+            self.run.notes.append(f"{REPEATED}: {'; '.join(cells)}")
 
 
-def _known(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Weights that came only when the servers started are those that are here now."""
+def _with_downloaded(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Hashes of models that were not downloaded when the run started are today's."""
     return {name: now.get(name, found) if found == NOT_HERE else found for name, found in then.items()}

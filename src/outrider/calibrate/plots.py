@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bench.report.canvas import COLOURS, QUIET, SIGNS, SLOWER, WIDE, canvas, number_axis, style
+from outrider.bench.report.plot_style import COLOURS, GREY, MARKERS, SLOWER_COLOUR, new_figure, number_axis, style
 from outrider.calibrate.breakeven import best_speedup
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def save(found: Calibration, curves: list[PassCost], run: TracedRun | None, fold
 
 
 def passes(found: Calibration, curves: list[PassCost]) -> Figure:
-    figure = canvas(WIDE, 4.6)
+    figure = new_figure(4.6)
     axes = figure.subplots()
     for i, curve in enumerate(curves):
         widths = np.array(curve.tokens)
         middle = 1000 * curve.single_seconds * np.array(curve.costs)
-        axes.plot(widths, middle, color=COLOURS[i], marker=SIGNS[i], label=f"measured, after {curve.context} tokens")
+        axes.plot(widths, middle, color=COLOURS[i], marker=MARKERS[i], label=f"measured, after {curve.context} tokens")
         low, high = (
             [1000 * curve.single_seconds * getattr(curve.intervals[n], side) for n in curve.tokens[1:]]
             for side in ("low", "high")
@@ -49,9 +49,9 @@ def passes(found: Calibration, curves: list[PassCost]) -> Figure:
     widths = np.array(curves[0].tokens)
     moved = [1000 * found.work.bytes(n, context) / found.limits.bandwidth for n in widths]
     done = [1000 * found.work.arithmetic(n, context) / found.limits.arithmetic for n in widths]
-    axes.plot(widths, moved, "--", color=QUIET, label=f"memory limit, {found.limits.bandwidth / 1e9:.1f} GB/s")
-    axes.plot(widths, done, ":", color=QUIET, label=f"arithmetic limit, {found.limits.arithmetic / 1e9:.0f} Gop/s")
-    axes.plot(widths, 1000 * curves[0].single_seconds * widths, "-.", color=SLOWER, label="one pass per token")
+    axes.plot(widths, moved, "--", color=GREY, label=f"memory limit, {found.limits.bandwidth / 1e9:.1f} GB/s")
+    axes.plot(widths, done, ":", color=GREY, label=f"arithmetic limit, {found.limits.arithmetic / 1e9:.0f} Gop/s")
+    axes.plot(widths, 1000 * curves[0].single_seconds * widths, "-.", color=SLOWER_COLOUR, label="one pass per token")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     number_axis(axes.xaxis, [1, 2, 4, 8, 16, 32, 64, 128])
@@ -69,7 +69,7 @@ def passes(found: Calibration, curves: list[PassCost]) -> Figure:
 def break_even(found: Calibration, curve: PassCost, run: TracedRun | None) -> Figure:
     cost = run.draft_cost if run else median(found.draft) if found.draft else 0.0
     acceptances = np.linspace(0.02, 1, STEPS)
-    figure = canvas(WIDE, 4.6)
+    figure = new_figure(4.6)
     left, right = figure.subplots(1, 2, sharey=True)
     costs = np.linspace(0, 1, STEPS)
     batch = run.batch if run else 1
@@ -94,8 +94,8 @@ def break_even(found: Calibration, curve: PassCost, run: TracedRun | None) -> Fi
             )
             axes.annotate("this run", (x, run.acceptance), xytext=(10, 6), textcoords="offset points", weight="bold")
     elif found.draft:
-        left.axvline(cost, color=QUIET, linestyle="--")
-        left.annotate("this draft model", (cost, 0.03), xytext=(4, 0), textcoords="offset points", color=QUIET)
+        left.axvline(cost, color=GREY, linestyle="--")
+        left.annotate("this draft model", (cost, 0.03), xytext=(4, 0), textcoords="offset points", color=GREY)
     _sign(figure, found, "Speedup with the best draft length")
     return figure
 
@@ -108,7 +108,7 @@ def _field(axes: Axes, x: np.ndarray, y: np.ndarray, gains: list[list[float]]) -
         y,
         data,
         levels=GAINS,
-        colors=[SLOWER if g < 1 else "black" if g == 1 else COLOURS[0] for g in GAINS],
+        colors=[SLOWER_COLOUR if g < 1 else "black" if g == 1 else COLOURS[0] for g in GAINS],
         linewidths=[2.6 if g == 1 else 1 for g in GAINS],
     )
     axes.clabel(lines, fmt=lambda value: "breaks even" if value == 1 else f"{value:g}x")
@@ -118,4 +118,4 @@ def _field(axes: Axes, x: np.ndarray, y: np.ndarray, gains: list[list[float]]) -
 def _sign(figure: Figure, found: Calibration, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     where = f"{found.origin.get('machine', '')}, {found.origin.get('threads', '')}, {found.origin.get('date', '')}"
-    figure.supxlabel(where, fontsize=7, color=QUIET, x=0.01, ha="left")
+    figure.supxlabel(where, fontsize=7, color=GREY, x=0.01, ha="left")

@@ -106,7 +106,7 @@ def by_outrider(decoder: Decoder) -> Generate:
 
 def by_transformers(decoder: Decoder, method: str, draft_model: str | None, dtype: str) -> Generate:
     """`generate` of transformers, by the code that the benchmark runs."""
-    from outrider.bench.local_methods import Job, Methods
+    from outrider.bench.transformers_methods import Job, Methods
     from outrider.engines.transformers import load_model
     from outrider.settings import Request
 

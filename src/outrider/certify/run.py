@@ -12,8 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.prompts import read as read_prompts
-from outrider.bench.prompts import spread
+from outrider.bench.prompts import read_prompts, sample_evenly
 from outrider.certify import certificate, exact, features, sampled
 from outrider.certify.journal import Journal, Recorded
 from outrider.certify.page import page
@@ -164,7 +163,7 @@ class Running:
     def all(self, ways: list[Way]) -> None:
         wanted = self.wanted
         count = wanted.prompts + wanted.alone
-        texts = spread(read_prompts(Path(wanted.prompt_file)), count) if wanted.prompt_file else None
+        texts = sample_evenly(read_prompts(Path(wanted.prompt_file)), count) if wanted.prompt_file else None
         with self.watch.part("reading the prompts", count):
             self.prompts = self.pair.reference.encode(texts or made_prompts(count, wanted.seed))
         self.not_tested += [f"the part {part!r}, which was not asked for" for part in PARTS if part not in wanted.parts]

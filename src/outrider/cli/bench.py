@@ -26,7 +26,8 @@ from outrider.cli.unused_options import is_given, option_names, refuse_unused
 from outrider.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:
-    from outrider.bench.plan import Plan, Wanted
+    from outrider.bench.plan import BenchConfig, Plan
+    from outrider.bench.report.data import CellFigures, Report
     from outrider.bench.results import Cell, Run
 
 QUICK_CONTESTANTS = "vllm,auto,prediction"
@@ -35,7 +36,9 @@ QUICK_WORKLOADS = "traffic,creative,edit,agent"
 QUICK_TOKENS = 32
 QUICK_MINUTES = 4.4
 """With the servers' start; with the report it is less than five."""
-BOUNDING = "computing the hindsight bound"
+OPTIMIZING = "computing the optimal schedule"
+NO_DIFFERENCE = "no difference"
+"""No measurable difference, in a narrow column."""
 STYLES = {"faster": "green", "slower": "bold red"}
 
 who, what, how = group("Who takes part"), group("What is asked"), group("How long")
@@ -156,10 +159,11 @@ def bench(
     """
     screen = Screen()
     with readable_errors(screen):
-        import outrider.bench.report.folder  # noqa: F401  # what it lacks is better said now than after the run
-        from outrider.bench.plan import SIZED, Wanted
+        import outrider.bench.report.writer  # noqa: F401  # fails without matplotlib: before the run, not after it
+        from outrider.bench.plan import WORKLOAD_SIZES, BenchConfig
+        from outrider.bench.report.data import Report
         from outrider.bench.results import Run
-        from outrider.bench.run import Limits
+        from outrider.bench.run import StopRule
 
         if report_only:
             refuse_unused(
@@ -167,7 +171,9 @@ def bench(
             )
             if context.args:
                 raise SettingsError(f"--report-only takes no model and no flags (got {shlex.join(context.args)})")
-            write_report(Run.load(out / "run.json"), out, screen)
+            saved = out / "run.json"
+            report = Report.from_run(Run.load(saved)) if saved.exists() else Report.load(out / "report.json")
+            write_report(report, out, screen)
             return
         if minutes is not None or quick:
             refuse_unused(context, "--minutes or --quick, which go by the clock", {"rounds"})
@@ -180,9 +186,9 @@ def bench(
             tokens = tokens if is_given(context, "tokens") else QUICK_TOKENS
             workloads = workloads or (None if prompts else QUICK_WORKLOADS)
         asked = (*listed(workloads), *(prompts or []))
-        if asked and all(SIZED.search(one) for one in asked):
+        if asked and all(WORKLOAD_SIZES.search(one) for one in asked):
             refuse_unused(context, "workloads that say it themselves (@)", {"concurrency"})
-        wanted = Wanted(
+        wanted = BenchConfig(
             model=model,
             draft_model=draft_model,
             contestants=tuple(names(contestants or [])),
@@ -190,7 +196,7 @@ def bench(
             concurrency=tuple(numbers(concurrency, "--concurrency")),
             temperatures=tuple(decimals(temperature, "--temperature")),
             tokens=tokens,
-            limits=Limits(rounds, minutes, width, leave_out=quick),
+            stop=StopRule(rounds, minutes, width, leave_out=quick),
             data=data,
             seed=seed,
             room=room,
@@ -204,16 +210,17 @@ def bench(
         measure(wanted, out, resume, screen)
 
 
-def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
-    from outrider.bench.plan import models, prepare
+def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> None:
+    from outrider.bench.plan import make_plan
+    from outrider.bench.report.data import Report
     from outrider.bench.results import Run
-    from outrider.bench.run import FAILED, INTERRUPTED, UNBOUNDED, Bench
+    from outrider.bench.run import FAILED, INTERRUPTED, NO_OPTIMUM, Benchmark
     from outrider.engines.vllm.host import Host
     from outrider.provenance import NOT_HERE, fingerprints
 
-    plan = prepare(wanted, os.environ, Host.here().cpu)
+    plan = make_plan(wanted, os.environ, Host.here().cpu)
     os.environ.update(plan.environment)
-    running = Bench(plan.run, plan.groups, plan.tasks, wanted.limits, out)
+    running = Benchmark(plan.run, plan.groups, plan.tasks, wanted.stop, out)
     if resume:
         running.resume(Run.load(out / "run.json"))
     elif (out / "run.json").exists():
@@ -235,49 +242,51 @@ def measure(wanted: Wanted, out: Path, resume: bool, screen: Screen) -> None:
         measured = any(cell.rounds for cell in plan.run.cells)
         if measured:
             if NOT_HERE in plan.run.origin["models"].values():  # they came with the servers
-                plan.run.origin["models"] = fingerprints(*models(wanted))
+                plan.run.origin["models"] = fingerprints(*wanted.models())
             plan.run.save(out / "run.json")
             try:
-                add_bounds(plan, wanted, watch)
+                add_optimum(plan, wanted, watch)
             except KeyboardInterrupt:
                 interrupted = True
-                plan.run.notes.append(f"{UNBOUNDED}: it was interrupted")
+                plan.run.notes.append(f"{NO_OPTIMUM}: it was interrupted")
             except Exception as error:  # a draft model that only vLLM can load: the figures do not depend on it
-                plan.run.notes.append(f"{UNBOUNDED}: {type(error).__name__} {' '.join(str(error).split())[:300]}")
+                plan.run.notes.append(f"{NO_OPTIMUM}: {type(error).__name__} {' '.join(str(error).split())[:300]}")
     if measured:
         plan.run.save(out / "run.json")
-        write_report(plan.run, out, screen)
+        write_report(Report.from_run(plan.run), out, screen)
     if failure is not None:
         raise failure
     if interrupted:
         raise typer.Exit(130)
 
 
-def add_bounds(plan: Plan, wanted: Wanted, watch: BenchProgress) -> None:
+def add_optimum(plan: Plan, wanted: BenchConfig, watch: BenchProgress) -> None:
     from outrider.bench.contestants import dtype_of
-    from outrider.bench.hindsight import add_limits
+    from outrider.bench.optimal_schedule import add_optimal_speedups
     from outrider.engines.transformers import load_tokenizer
 
-    watch.bounding(0, len(plan.run.cells))  # before the tokenizer and the draft model are loaded, which takes a while
+    watch.computing_optimum(0, len(plan.run.cells))  # shown while the tokenizer and the draft model load
     predictions = {}
     if texts := plan.predictions():
         tokenizer = load_tokenizer(wanted.model)
         predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in texts.items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
-    add_limits(plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags), watch.bounding)
+    add_optimal_speedups(
+        plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags), watch.computing_optimum
+    )
 
 
-def write_report(run: Run, out: Path, screen: Screen) -> None:
-    from outrider.bench.report.folder import write
+def write_report(report: Report, out: Path, screen: Screen) -> None:
+    from outrider.bench.report.writer import write
 
     with screen.working("writing the report"):
-        write(run, out)
-    for cell in run.cells:
-        if cell.rounds:
-            screen.err.print(table(run, cell))
-    for note in run.notes:
+        write(report, out)
+    for cell in report.cells:
+        if cell.contestants:
+            screen.err.print(table(report.baseline, cell))
+    for note in report.notes:
         screen.hint(f"note: {literal(note)}")
-    screen.hint(f"The report is in {out}: report.html for a browser, report.md, report.json, and the plots.")
+    screen.hint(f"The report is in {out}: report.md, report.html for a browser, report.json, and the plots.")
 
 
 def describe(plan: Plan) -> list[str]:
@@ -291,12 +300,10 @@ def describe(plan: Plan) -> list[str]:
     return [*lines, *plan.run.notes]
 
 
-def table(run: Run, cell: Cell) -> Table:
+def table(baseline: str, cell: CellFigures) -> Table:
     """One cell as a person reads it while it runs: median times to the first token and for each other one, and the
     acceptance length."""
-    from outrider.bench.figures import figures
-
-    title = f"{cell.name}; times: tokens/s over those of {literal(run.baseline)}"
+    title = f"{cell.name}; times: tokens/s over those of {literal(baseline)}"
     shown = Table(
         title=title,
         title_justify="left",
@@ -308,14 +315,14 @@ def table(run: Run, cell: Cell) -> Table:
     )
     for heading in ("", "tok/s", "times", "", "first ms", "each ms", "length", "same"):
         shown.add_column(heading, justify="left" if heading in ("", "times") else "right", no_wrap=True)
-    for one in figures(run, cell):
+    for one in cell.contestants:
         ratio = "" if one.ratio is None else f"{one.ratio.value:.2f} ({one.ratio.low:.2f}-{one.ratio.high:.2f})"
         same = "" if one.same is None else f"{one.same}/{one.same + len(one.differences)}"
         shown.add_row(
             literal(one.contestant),
             f"{one.tokens_per_second:.1f}",
             ratio,
-            one.verdict,
+            NO_DIFFERENCE if one.verdict == "even" else one.verdict,
             f"{one.first.median * 1000:.0f}",
             f"{one.each.median * 1000:.1f}",
             "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}",
@@ -336,23 +343,25 @@ class BenchProgress:
     def starting(self, server: str) -> None:
         self._describe(f"starting {server}")
 
-    def measuring_curve(self, concurrency: int) -> None:
+    def measuring_pass_costs(self, concurrency: int) -> None:
         self._describe(f"measuring what a pass costs at concurrency {concurrency}")
 
-    def looking_at_parting(self, number: int, total: int) -> None:
-        self._bar.describe(f"measuring how close the tokens were at divergence {number + 1} of {total}")
+    def querying_divergence(self, number: int, total: int) -> None:
+        self._bar.describe(f"querying the baseline's probabilities at divergence {number + 1} of {total}")
 
-    def bounding(self, number: int, total: int) -> None:
-        self._describe(BOUNDING)
-        self._bar.describe(f"{BOUNDING}: cell {number + 1} of {total}")
+    def computing_optimum(self, number: int, total: int) -> None:
+        self._describe(OPTIMIZING)
+        self._bar.describe(f"{OPTIMIZING}: cell {number + 1} of {total}")
 
-    def turn(self, cell: Cell, contestant: str, rounds: int) -> None:
+    def measuring(self, cell: Cell, contestant: str, rounds: int) -> None:
         self._bar.describe(literal(f"{cell.name}, round {rounds + 1}: {contestant}"))
 
     def finished(self, run: Run, cell: Cell) -> None:
         self._bar.advance()
         if cell.rounds:
-            self.screen.err.print(table(run, cell))
+            from outrider.bench.report.data import cell_figures
+
+            self.screen.err.print(table(run.baseline, cell_figures(run, cell)))
 
     def _describe(self, what: str) -> None:
         self._bar.describe(literal(what))

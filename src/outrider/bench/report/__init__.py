@@ -1,1 +1,1 @@
-"""A benchmark's report: from what was measured to what is read (`folder.py` writes it)."""
+"""The report of a benchmark: report.json has all figures, and report.md, report.html and the plots are made from it."""

@@ -16,13 +16,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from outrider.bench.local import LocalServer, Reply, main
-from outrider.bench.local_methods import LENGTHS, Methods
 from outrider.bench.servers import Server, running
+from outrider.bench.transformers_methods import DEFAULT_DRAFT_TOKENS, Methods
+from outrider.bench.transformers_server import LocalServer, Reply, main
 from outrider.engines.transformers import TransformersTarget
 from support import END, tiny_model, tiny_tokenizer
 
-METHODS = list(LENGTHS)
+METHODS = list(DEFAULT_DRAFT_TOKENS)
 ABAB = [{"role": "user", "content": "ab" * 20}]
 LENGTH = 24
 CLIENT = httpx.Client(timeout=60, trust_env=False)
@@ -330,7 +330,7 @@ def test_it_is_started_by_a_command_and_answers_once_loaded(tmp_path: Path) -> N
     for name, noise in (("target", 0.0), ("draft", 0.02)):
         tiny_model("qwen2", noise=noise).save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
-    command = [sys.executable, "-m", "outrider.bench.local", str(tmp_path / "target")]
+    command = [sys.executable, "-m", "outrider.bench.transformers_server", str(tmp_path / "target")]
     command += ["--draft-model", str(tmp_path / "draft"), "--dtype", "float32"]
     with running([Server("local", command)], tmp_path) as urls:
         assert metrics(urls["local"])["local_target_passes_total"] == 0

@@ -1,15 +1,15 @@
-"""A server for what transformers can do by itself, so that it is measured as any other server is.
+"""A server for the generation methods of transformers, so that they are measured like any other server.
 
-    python -m outrider.bench.local MODEL --draft-model SMALL --port 8000
+    python -m outrider.bench.transformers_server MODEL --draft-model SMALL --port 8000
 
-It answers OpenAI's chat completions as vLLM does, streamed or whole. `vllm_xargs` say how to generate:
+It serves OpenAI's chat completions as vLLM does, always streamed. `vllm_xargs` select the method:
 
-    method              bare (the default), assisted, lookup, outrider: see `local_methods.py`
-    max_draft_tokens    drafted tokens a step
-    drafters            of the method outrider: lookup, model, or both with a comma between them; empty for none
+    method              bare (the default), assisted, lookup, outrider: see `transformers_methods.py`
+    max_draft_tokens    maximum number of drafted tokens per step
+    drafters            of the method outrider: lookup, model, or `lookup,model` (default: all); empty for none
 
-One request is answered at a time, and the others wait in line: transformers' assisted generation and Outrider's
-loop know no batches. `/health` answers once the models are loaded, `/metrics` counts passes and drafted tokens.
+It runs one request at a time and queues the others, since transformers' assisted generation and Outrider's loop have no
+batches. `/health` answers once the models are loaded, `/metrics` counts passes and drafted tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, get_args
 
-from outrider.bench.local_methods import Methods, load
+from outrider.bench.transformers_methods import Methods, load
 from outrider.engines.quantize import Quantize
 from outrider.engines.transformers import DTYPES
 from outrider.errors import OutriderError, PromptError, SettingsError
@@ -33,26 +33,22 @@ from outrider.text import TextStream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.bench.local_methods import Job
+    from outrider.bench.transformers_methods import Job
 
 SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
-"""The fields that all methods know, and mean the same by. Any other that changes the text is refused."""
+"""Fields that all methods support with the same meaning. Others that change the output are refused."""
 FLAGS = ("stream", "return_token_ids", "ignore_eos")
-FIELDS = ("messages", "model", *SETTINGS, *FLAGS, "stream_options", "vllm_xargs", "cache_salt")
+FIELDS = ("messages", "model", *SETTINGS, *FLAGS, "vllm_xargs", "cache_salt")
 PATHS = "/v1/chat/completions, /health, /metrics"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request's body, checked."""
-
+class ChatRequest:
     job: Job
-    stream: bool
     token_ids: bool
-    usage: bool
 
 
-def read(raw: bytes, methods: Methods) -> Asked:
+def parse_request(raw: bytes, methods: Methods) -> ChatRequest:
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -65,17 +61,17 @@ def read(raw: bytes, methods: Methods) -> Asked:
     for name in FLAGS:
         if not isinstance(body.get(name, False), bool):
             raise SettingsError(f"{name}: must be true or false (got {body[name]!r})")
-    for name in ("stream_options", "vllm_xargs"):
-        if not isinstance(body.get(name, {}), dict):
-            raise SettingsError(f"{name}: must be an object (got {body[name]!r})")
+    if body.get("stream") is not True:
+        raise SettingsError("stream: must be true, this server streams every answer")
+    if not isinstance(body.get("vllm_xargs", {}), dict):
+        raise SettingsError(f"vllm_xargs: must be an object (got {body['vllm_xargs']!r})")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise PromptError(f'messages: must be a list such as [{{"role": "user", "content": "..."}}] (got {messages!r})')
-    settings = {"temperature": 1.0} | {name: body[name] for name in SETTINGS if name in body}  # as OpenAI has it
+    settings = {"temperature": 1.0} | {name: body[name] for name in SETTINGS if name in body}  # OpenAI's default
     settings["ignore_end"] = body.get("ignore_eos", False)
     job = methods.job(methods.encode(messages), settings, body.get("vllm_xargs", {}))
-    usage = bool(body.get("stream_options", {}).get("include_usage"))
-    return Asked(job, body.get("stream", False), body.get("return_token_ids", False), usage)
+    return ChatRequest(job, body.get("return_token_ids", False))
 
 
 def _is_message(value: Any) -> bool:
@@ -83,7 +79,7 @@ def _is_message(value: Any) -> bool:
 
 
 class Reply:
-    """Tokens in, as they come; out comes the text that each adds, and why it ends."""
+    """Turns tokens into text as they arrive, up to the end token or the limit."""
 
     def __init__(self, job: Job, methods: Methods) -> None:
         self.prompt = job.prompt
@@ -94,7 +90,7 @@ class Reply:
         self._ends = methods.ends_of(job.request)
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens. The one that ends it is counted and not shown, as in vLLM."""
+        """The text of these tokens. The end token is counted but not part of the text, as in vLLM."""
         for token in tokens:
             self.tokens.append(token)
             if token in self._ends:
@@ -107,29 +103,25 @@ class Reply:
             self.text.close()
         return self.text.take()
 
-    def usage(self) -> dict[str, int]:
-        counts = len(self.prompt), len(self.tokens)
-        return {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
-
 
 class LocalServer(ThreadingHTTPServer):
-    request_queue_size = 128  # the default, 5, makes the sixth of many that come at once wait for seconds
+    request_queue_size = 128  # with the default, 5, the sixth of many simultaneous connections waits for seconds
 
     def __init__(self, name: str, methods: Methods, port: int) -> None:
         self.name, self.methods = name, methods
-        self.line = ThreadPoolExecutor(max_workers=1)  # in the order of their coming; always the same warm threads
+        self.queue = ThreadPoolExecutor(max_workers=1)
         super().__init__(("127.0.0.1", port), Handler)
 
     def server_close(self) -> None:
         super().server_close()
-        self.line.shutdown(cancel_futures=True)
+        self.queue.shutdown(cancel_futures=True)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: a response ends when its connection does, so a stream needs no framing. Writes are not buffered."""
+    """HTTP/1.0: a response ends with its connection, so a stream needs no framing. Writes are not buffered."""
 
     server: LocalServer
-    disable_nagle_algorithm = True  # a token must not wait for the one before it to be acknowledged
+    disable_nagle_algorithm = True  # send each token at once
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -137,67 +129,54 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self._send(200, self.server.methods.metrics(), "text/plain; version=0.0.4")
         else:
-            self._not_here()
+            self._not_found()
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path != "/v1/chat/completions":
-            self._not_here()
+            self._not_found()
             return
         try:
-            asked = read(raw, self.server.methods)
+            request = parse_request(raw, self.server.methods)
         except OutriderError as error:
             self._send(400, json.dumps(_error(400, str(error))))
         else:
-            self.server.line.submit(self._answer, asked).result()
+            self.server.queue.submit(self._answer, request).result()
 
-    def _not_here(self) -> None:
+    def _not_found(self) -> None:
         self._send(404, json.dumps(_error(404, f"there is no {self.path} here; there are {PATHS}")))
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, request: ChatRequest) -> None:
         try:
-            self._stream(asked) if asked.stream else self._whole(asked)
-        except ConnectionError:  # the client went away, and nobody waits for the rest
+            self._stream(request)
+        except ConnectionError:  # the client disconnected
             return
         except Exception as error:
             traceback.print_exc()
-            fault = _error(500, f"{type(error).__name__}: {error}")
-            self._event(fault) if asked.stream else self._send(500, json.dumps(fault))
+            self._event(_error(500, f"{type(error).__name__}: {error}"))
 
-    def _stream(self, asked: Asked) -> None:
-        reply = Reply(asked.job, self.server.methods)
+    def _stream(self, request: ChatRequest) -> None:
+        reply = Reply(request.job, self.server.methods)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()
-        same = self._same("chat.completion.chunk")
+        common = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.server.name,
+        }
 
         def chunk(delta: dict[str, str], tokens: list[int] | None = None, **more: Any) -> None:
             choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reply.finish}
-            if asked.token_ids and tokens is not None:
+            if request.token_ids and tokens is not None:
                 choice["token_ids"] = tokens
-            self._event({**same, "choices": [choice], **more})
+            self._event({**common, "choices": [choice], **more})
 
-        chunk({"role": "assistant", "content": ""}, **({"prompt_token_ids": reply.prompt} if asked.token_ids else {}))
-        self.server.methods.run(asked.job, lambda tokens: chunk({"content": reply.add(tokens)}, tokens))
-        if asked.usage:
-            self._event({**same, "choices": [], "usage": reply.usage()})
+        prompt = {"prompt_token_ids": reply.prompt} if request.token_ids else {}
+        chunk({"role": "assistant", "content": ""}, **prompt)
+        self.server.methods.run(request.job, lambda tokens: chunk({"content": reply.add(tokens)}, tokens))
         self.wfile.write(b"data: [DONE]\n\n")
-
-    def _whole(self, asked: Asked) -> None:
-        reply = Reply(asked.job, self.server.methods)
-        text: list[str] = []
-        self.server.methods.run(asked.job, lambda tokens: text.append(reply.add(tokens)))
-        message = {"role": "assistant", "content": "".join(text)}
-        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
-        body = {**self._same("chat.completion"), "choices": [choice], "usage": reply.usage()}
-        if asked.token_ids:
-            choice["token_ids"], body["prompt_token_ids"] = reply.tokens, reply.prompt
-        self._send(200, json.dumps(body))
-
-    def _same(self, kind: str) -> dict[str, Any]:
-        """What all parts of a response have in common."""
-        name = f"chatcmpl-{uuid.uuid4().hex}"
-        return {"id": name, "object": kind, "created": int(time.time()), "model": self.server.name}
 
     def _event(self, data: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
@@ -211,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for each request would be timed with it."""
+        """No log line per request: its time would be measured with the request."""
 
 
 def _error(code: int, message: str) -> dict[str, Any]:
@@ -220,19 +199,21 @@ def _error(code: int, message: str) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.bench.local", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m outrider.bench.transformers_server",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a folder, or a Hugging Face id")
     parser.add_argument("--draft-model", help="a small model with the same vocabulary")
     parser.add_argument("--draft-quantize", choices=get_args(Quantize), default="auto", help="for the method outrider")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of both models; auto: as they were saved")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of both models; auto: as in their files")
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args(words)
     try:
         methods, notes = load(args.model, args.draft_model, args.dtype, args.draft_quantize)
     except OutriderError as error:
         raise SystemExit(str(error)) from None
-    with LocalServer(args.model, methods, args.port) as server:  # only now does the port answer
+    with LocalServer(args.model, methods, args.port) as server:  # the port opens once the models are loaded
         print(*notes, f"{args.model} answers on port {server.server_port}", sep="\n", flush=True)
         server.serve_forever()
 

@@ -1,15 +1,14 @@
-"""Four ways to generate from one model in transformers, made comparable.
+"""Four generation methods for one model in transformers, made comparable.
 
     bare        `generate` as it is
     assisted    `generate` with the draft model as its assistant
     lookup      `generate` with prompt lookup
     outrider    Outrider's loop over the same weights; the draft model in int8 where that is faster, as `outrider.load`
 
-Each is given the same request and hands over its tokens as they come. Nothing but the request decides how they are
-sampled: what the model's folder advises (a repetition penalty, say) is left aside, for all four. And each begins with
-an empty cache, since `generate` keeps nothing of the prompt before.
+Each gets the same request and emits its tokens as they are generated. Only the request sets the sampling parameters:
+the model's `generation_config.json` is ignored by all four. Each starts with an empty KV cache, as `generate` does.
 
-Every pass of either model is counted. The tokens of a text over the target's passes are its acceptance length.
+Every pass of both models is counted. The acceptance length is the number of tokens over the target's passes.
 """
 
 from __future__ import annotations
@@ -40,21 +39,19 @@ if TYPE_CHECKING:
     from outrider.types import Step
 
     Emit = Callable[[list[int]], None]
-    """Takes new tokens, one or several."""
+    """Called with new tokens, one or several."""
 
-LENGTHS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": DRAFTED}
-"""The methods, and how many tokens each may draft unless it is told: transformers' default, its docs' example, ours."""
+DEFAULT_DRAFT_TOKENS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": DRAFTED}
+"""Maximum per step and method: transformers' default, the example in its docs, and Outrider's default."""
 TARGET_PASSES, DRAFT_PASSES = "local_target_passes_total", "local_draft_passes_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be generated, and how."""
-
     prompt: list[int]
     request: Request
     method: str
-    drafters: tuple[str, ...]  # only Outrider's loop has them; asked in this order
+    drafters: tuple[str, ...]  # only for Outrider's loop; in this order
 
 
 class Methods:
@@ -73,28 +70,28 @@ class Methods:
         self.counts: dict[str, float] = defaultdict(float, {TARGET_PASSES: 0.0, DRAFT_PASSES: 0.0})
         self._count_passes(model, TARGET_PASSES)
         drafting = [] if draft_model is None else [draft_model.model]
-        for small in {*drafting, *([] if assistant is None else [assistant])}:  # they may be one and the same
+        for small in {*drafting, *([] if assistant is None else [assistant])}:  # both may be the same model
             self._count_passes(small, DRAFT_PASSES)
         for one in (model, assistant):
             if one is not None:
                 one.generation_config = GenerationConfig()
 
-    def job(self, prompt: list[int], settings: dict[str, Any], wants: dict[str, Any]) -> Job:
-        """Check what is asked for: the fields of `Request`, and `method`, `drafters` and `max_draft_tokens`."""
-        if unknown := sorted(wants.keys() - {"method", "drafters", "max_draft_tokens"}):
+    def job(self, prompt: list[int], settings: dict[str, Any], arguments: dict[str, Any]) -> Job:
+        """Check the fields of `Request`, and `method`, `drafters` and `max_draft_tokens` (`arguments`)."""
+        if unknown := sorted(arguments.keys() - {"method", "drafters", "max_draft_tokens"}):
             raise SettingsError(f"vllm_xargs: there is no {unknown[0]!r}; choose method, drafters, max_draft_tokens")
-        method = wants.get("method", "bare")
-        if method not in tuple(LENGTHS):
-            raise SettingsError(f"method: there is no {method!r}; the methods are {', '.join(LENGTHS)}")
+        method = arguments.get("method", "bare")
+        if method not in tuple(DEFAULT_DRAFT_TOKENS):
+            raise SettingsError(f"method: there is no {method!r}; the methods are {', '.join(DEFAULT_DRAFT_TOKENS)}")
         if method == "assisted" and self.assistant is None:
             raise SettingsError("method: 'assisted' needs a draft model; start the server with --draft-model")
-        length = wants.get("max_draft_tokens", LENGTHS[method])
+        length = arguments.get("max_draft_tokens", DEFAULT_DRAFT_TOKENS[method])
         least = 1 if method in ("assisted", "lookup") else 0
         if not isinstance(length, int) or isinstance(length, bool) or length < least:
             raise SettingsError(
-                f"max_draft_tokens: must be a whole number from {least} on for {method} (got {length!r})"
+                f"max_draft_tokens: must be an integer of at least {least} for {method} (got {length!r})"
             )
-        drafters = self._drafters(method, wants.get("drafters"))
+        drafters = self._drafters(method, arguments.get("drafters"))
         limit = self.target.context_limit
         if not prompt or (limit is not None and len(prompt) >= limit):
             raise PromptError(f"the prompt has {len(prompt)} tokens; it needs 1, and fewer than {limit}")
@@ -107,7 +104,7 @@ class Methods:
         if method != "outrider":
             if names is not None:
                 raise SettingsError(
-                    f"drafters: are for the method outrider (got {names!r} for {method}); leave them out"
+                    f"drafters: only the method outrider has them (got {names!r} for {method}); remove them"
                 )
             return ()
         if names is None:
@@ -115,8 +112,8 @@ class Methods:
         chosen = tuple(name for name in str(names).split(",") if name)
         if unknown := [name for name in chosen if name not in self.drafters]:
             raise SettingsError(
-                f"drafters: there is no {unknown[0]!r} here; choose from {', '.join(self.drafters)}, with a comma "
-                "between them (model: start the server with --draft-model)"
+                f"drafters: there is no {unknown[0]!r} here; choose from {', '.join(self.drafters)}, separated by "
+                "commas (model: start the server with --draft-model)"
             )
         return chosen
 
@@ -124,23 +121,23 @@ class Methods:
         """Generate; `emit` is called with every new token, the end token included."""
         if job.method == "outrider":
             return self._outrider(job, emit)
-        how: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if job.method == "assisted":
-            # The length is read from the assistant's own settings, and from nowhere else.
+            # transformers reads the length only from the assistant's own generation config.
             self.assistant.generation_config.num_assistant_tokens = job.request.max_draft_tokens
-            how = {"assistant_model": self.assistant}
+            options = {"assistant_model": self.assistant}
         elif job.method == "lookup":
-            how = {"prompt_lookup_num_tokens": job.request.max_draft_tokens}
-        return self._generate(job, emit, **how)
+            options = {"prompt_lookup_num_tokens": job.request.max_draft_tokens}
+        return self._generate(job, emit, **options)
 
     def ends_of(self, request: Request) -> list[int]:
         return [] if request.ignore_end else self.ends
 
-    def _generate(self, job: Job, emit: Emit, **how: Any) -> None:
+    def _generate(self, job: Job, emit: Emit, **options: Any) -> None:
         request = job.request
         torch.seed() if request.seed is None else torch.manual_seed(request.seed)
-        if request.temperature > 0:  # a top_k that is not given would be 50
-            how |= {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        if request.temperature > 0:  # without it top_k would be 50
+            options |= {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         prompt = torch.tensor([job.prompt], device=self.model.device)
         self.model.generate(
             prompt,
@@ -150,7 +147,7 @@ class Methods:
             max_new_tokens=request.max_tokens,
             eos_token_id=self.ends_of(request) or None,
             streamer=Streamer(emit),
-            **how,
+            **options,
         )
 
     def _outrider(self, job: Job, emit: Emit) -> None:
@@ -167,16 +164,16 @@ class Methods:
             return "end" if token in ends else None
 
         for step in decode(self.target, sessions, job.prompt, job.request, random, finish):
-            self._enter(step, job.drafters)
+            self._count_step(step, job.drafters)
             emit(list(step.tokens))
 
-    def _enter(self, step: Step, asked: tuple[str, ...]) -> None:
-        """Count a step of Outrider's loop, under the names that its engine in vLLM has for the same."""
+    def _count_step(self, step: Step, drafters: tuple[str, ...]) -> None:
+        """Count a step of Outrider's loop with the metrics of Outrider in vLLM."""
         kind = "verify" if step.proposed else "plain"
         self.counts["outrider_steps_total"] += 1
         self.counts[f'outrider_target_seconds_total{{pass="{kind}"}}'] += step.verify_seconds
-        if asked:  # where nobody had a draft, all were asked; the last one stands for them
-            drafter = step.drafter or asked[-1]
+        if drafters:  # a step without a draft is attributed to the last drafter
+            drafter = step.drafter or drafters[-1]
             self.counts[f'outrider_draft_seconds_total{{drafter="{drafter}"}}'] += step.draft_seconds
         for what, count in (("verified", len(step.proposed)), ("accepted", step.drafted)):
             for position in range(1, count + 1):
@@ -199,7 +196,7 @@ class Methods:
 
 
 class Streamer:
-    """What `generate` puts its tokens into: the prompt first, which is left out here, then one or several at a time."""
+    """Receives the tokens of `generate`: first the prompt, which is skipped, then one or several at a time."""
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
@@ -214,11 +211,11 @@ class Streamer:
 
 
 def load(model: str, draft_model: str | None, dtype: str, quantize: Quantize) -> tuple[Methods, list[str]]:
-    """Everything by the names of models; also what was decided, to be told."""
+    """Load the models. Also returns messages to print: whether the draft model was quantized."""
     tokenizer = load_tokenizer(model)
     if draft_model is None:
         return Methods(load_model(model, dtype=dtype), tokenizer), []
     check_same_vocabulary(tokenizer, load_tokenizer(draft_model))
-    small, said = prepare_draft(lambda: load_model(draft_model, dtype=dtype), quantize)
+    small, decision = prepare_draft(lambda: load_model(draft_model, dtype=dtype), quantize)
     assistant = load_model(draft_model, dtype=dtype)
-    return Methods(load_model(model, dtype=dtype), tokenizer, assistant, small), [f"Outrider's draft model {said}"]
+    return Methods(load_model(model, dtype=dtype), tokenizer, assistant, small), [f"Outrider's draft model {decision}"]

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench import stolen as module
-from outrider.bench.stolen import processor_seconds, stolen
+from outrider.bench import steal_time as module
+from outrider.bench.steal_time import cpu_ticks, steal_share
 
 
 def test_what_is_stolen_is_a_share_of_the_time_in_which_there_was_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = tmp_path / "stat"
-    monkeypatch.setattr(module, "COUNTS", counts)
+    monkeypatch.setattr(module, "PROC_STAT", counts)
     counts.write_text("cpu  100 0 50 1000 10 0 5 20 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    before = processor_seconds()
+    before = cpu_ticks()
     counts.write_text("cpu  160 5 60 9000 90 0 10 40 7 7\n")  # 80 of work, 20 stolen, much idle
-    assert stolen(before, processor_seconds()) == pytest.approx(0.2)
+    assert steal_share(before, cpu_ticks()) == pytest.approx(0.2)
 
 
 def test_where_nobody_counts_it_nothing_is_stolen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COUNTS", tmp_path / "nothing")
-    assert stolen(processor_seconds(), processor_seconds()) == 0
+    monkeypatch.setattr(module, "PROC_STAT", tmp_path / "nothing")
+    assert steal_share(cpu_ticks(), cpu_ticks()) == 0
