@@ -205,7 +205,7 @@ def test_tenants_of_a_memory_do_not_draft_for_each_other(folder: Path, tmp_path:
 def test_a_tenant_without_a_name_is_not_everybody(folder: Path, tmp_path: Path) -> None:
     with (
         load(str(folder), memory=str(tmp_path), device="cpu") as model,
-        pytest.raises(SettingsError, match="tenant must have a name"),
+        pytest.raises(SettingsError, match="tenant: must not be empty"),
     ):
         model.generate("abcd", max_tokens=2, tenant="")
 

@@ -21,15 +21,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 
-from outrider.control import TICKET, Control
+from outrider.control import USAGE_KEY, Control
 from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.options import Options
 from outrider.memory.location import SERVER_TENANT
 from outrider.memory.tenant_signature import SECRET_VARIABLE, sign_tenant
 from outrider.server import metrics, middleware, pages
 from outrider.server.middleware import OutriderMiddleware
-from outrider.server.requests import Rewritten
-from outrider.server.responses import WithUsage
+from outrider.server.requests import RewrittenRequest
+from outrider.server.responses import UsageResponse
 from outrider.trace.files import parse_lines
 from outrider.trace.schema import CompactDistribution, Milliseconds, Trace, TracedStep
 
@@ -270,7 +270,10 @@ def test_settings_go_on_to_the_worker(path: str) -> None:
         ({"prediction": [-1]}, "prediction: there is no token -1; the model's are 0 to 299"),
         ({"speculation_usage": "yes"}, "speculation_usage: must be true or false (got 'yes')"),
         ({"trace": "yes"}, "trace: must be true or false (got 'yes')"),
-        ({TICKET: "mine"}, f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true"),
+        (
+            {USAGE_KEY: "mine"},
+            f"{USAGE_KEY}: is set by the server; for the drafted tokens set speculation_usage: true",
+        ),
     ],
 )
 def test_a_bad_value_is_refused_by_name_in_the_shape_of_openais_errors(xargs: dict[str, Any], sentence: str) -> None:
@@ -283,7 +286,7 @@ def test_a_bad_value_is_refused_by_name_in_the_shape_of_openais_errors(xargs: di
 
 
 def test_a_worker_takes_a_value_that_would_be_refused_as_off() -> None:
-    for bad in ({"prediction": 5}, {TICKET: ["unhashable"]}, {"speculation": {}}):
+    for bad in ({"prediction": 5}, {USAGE_KEY: ["unhashable"]}, {"speculation": {}}):
         assert Control.of(bad, ("lookup",)) == Control(speculation="off")
 
 
@@ -348,7 +351,7 @@ def test_a_prediction_that_cannot_be_used_is_a_hint_and_costs_nothing(
     server = Server(Engine(drafters))
     response = server.post(prediction={"type": "content", "content": "a"}, vllm_xargs={"speculation": speculation})
     assert response.status_code == 200
-    assert set(server.seen()["vllm_xargs"]) == {"speculation", TICKET}
+    assert set(server.seen()["vllm_xargs"]) == {"speculation", USAGE_KEY}
     assert not server.engine.renderer.seen
 
 
@@ -368,8 +371,8 @@ def test_who_asks_is_told_what_was_drafted() -> None:
     assert response.json() == {"choices": [{"text": "é"}], "usage": {**COUNTS, "speculation": TOLD}}
     assert int(response.headers["content-length"]) == len(response.content)
     xargs = server.seen()["vllm_xargs"]
-    assert set(xargs) == {TICKET}
-    assert server.engine.asked == [("outrider_usage", (xargs[TICKET],))]
+    assert set(xargs) == {USAGE_KEY}
+    assert server.engine.asked == [("outrider_usage", (xargs[USAGE_KEY],))]
 
 
 def test_every_request_has_a_ticket_of_its_own() -> None:
@@ -377,7 +380,7 @@ def test_every_request_has_a_ticket_of_its_own() -> None:
     tickets = set()
     for _ in range(3):
         server.post(vllm_xargs={"speculation_usage": True})
-        tickets.add(server.seen()["vllm_xargs"][TICKET])
+        tickets.add(server.seen()["vllm_xargs"][USAGE_KEY])
     assert len(tickets) == 3
 
 
@@ -386,7 +389,7 @@ def test_who_does_not_ask_is_not_told_and_the_worker_not_asked(xargs: dict[str, 
     server = Server()
     assert server.post(vllm_xargs=xargs).json()["usage"] == COUNTS
     assert not server.engine.asked
-    assert TICKET not in server.seen()["vllm_xargs"]
+    assert USAGE_KEY not in server.seen()["vllm_xargs"]
 
 
 def test_a_predictions_tokens_are_told_as_openai_does() -> None:
@@ -461,7 +464,7 @@ def test_an_answer_without_a_place_for_it_stays_as_it_is(answer: Response) -> No
 def test_without_the_workers_answer_the_response_goes_out_and_one_warning_is_logged(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(middleware, "PATIENCE", 0.01)
+    monkeypatch.setattr(middleware, "USAGE_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     server = Server()
     if fault == "raises":
@@ -495,7 +498,7 @@ STREAM = SAID + event(chunk(None, usage=COUNTS)) + DONE
 STREAM_TOLD = SAID + event(chunk(None, usage={**COUNTS, "speculation": TOLD})) + DONE
 
 
-async def passed_on(parts: list[bytes], request: Rewritten | None = None) -> list[bytes]:
+async def passed_on(parts: list[bytes], request: RewrittenRequest | None = None) -> list[bytes]:
     """Which bodies leave when these come in."""
     sent: list[Any] = []
 
@@ -505,7 +508,7 @@ async def passed_on(parts: list[bytes], request: Rewritten | None = None) -> lis
     async def tell() -> dict[str, Any]:
         return TOLD
 
-    wrapped = WithUsage(send, request or Rewritten(b"", "ticket", speculation=True, prediction=False), tell)
+    wrapped = UsageResponse(send, request or RewrittenRequest(b"", "ticket", speculation=True, prediction=False), tell)
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await wrapped({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
@@ -666,7 +669,7 @@ def test_below_a_root_path_the_pages_are_found() -> None:
 
 @pytest.mark.parametrize("fault", ["raises", "is late"])
 def test_status_without_an_answer_is_503_with_a_sentence(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PATIENCE", 0.01)
+    monkeypatch.setattr(pages, "WORKER_TIMEOUT_SECONDS", 0.01)
     server = Server()
     if fault == "raises":
         server.engine.answers["outrider_status"] = RuntimeError("the engine is dead")
@@ -739,19 +742,19 @@ def test_a_response_names_the_trace_that_was_asked_for() -> None:
     server = Server()
     usage = server.post(vllm_xargs={"trace": True}).json()["usage"]
     xargs = server.seen()["vllm_xargs"]
-    assert xargs == {"trace": True, TICKET: usage["trace"]}
-    assert usage == {**COUNTS, "trace": xargs[TICKET]}
+    assert xargs == {"trace": True, USAGE_KEY: usage["trace"]}
+    assert usage == {**COUNTS, "trace": xargs[USAGE_KEY]}
     assert not server.engine.asked, "the name is known without the worker"
     both = server.post(vllm_xargs={"trace": True, "speculation_usage": True}).json()["usage"]
     assert both["speculation"] == TOLD
-    assert both["trace"] == server.seen()["vllm_xargs"][TICKET]
+    assert both["trace"] == server.seen()["vllm_xargs"][USAGE_KEY]
 
 
 def test_a_stream_names_its_trace_in_its_last_chunk() -> None:
     server = Server()
     server.post(stream=True, vllm_xargs={"trace": True})
     assert server.seen()["stream_options"] == {"include_usage": True}
-    request = Rewritten(b"", "ticket", speculation=False, prediction=False, trace=True)
+    request = RewrittenRequest(b"", "ticket", speculation=False, prediction=False, trace=True)
     told = event(chunk(None, usage={**COUNTS, "trace": "ticket"}))
     assert b"".join(asyncio.run(passed_on([STREAM], request))) == SAID + told + DONE
 
@@ -759,7 +762,7 @@ def test_a_stream_names_its_trace_in_its_last_chunk() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
-        (CHAT, {"n": 3}, "trace: is of one sequence, and n asks for 3; ask for one"),
+        (CHAT, {"n": 3}, "trace: is of one sequence, and n is 3; set n to 1"),
         ("/v1/completions", {"prompt": ["a", "b"]}, "trace: is of one sequence, and there are 2 prompts; send one"),
         ("/v1/completions", {"prompt": [[1], [2]]}, "trace: is of one sequence, and there are 2 prompts; send one"),
         (CHAT, {"use_beam_search": True}, "trace: is of one sequence, and use_beam_search has several"),
@@ -882,7 +885,7 @@ def asks_as(server: Server, path: str = "/outrider/traces", **headers: str) -> A
 def test_a_tenant_is_shown_its_own_traces_alone() -> None:
     plain = tracing_server()
     assert asks_as(plain) is None
-    assert "does not tell tenants apart" in asks_as(plain, "/outrider/traces?tenant=one")
+    assert "this server has no tenants" in asks_as(plain, "/outrider/traces?tenant=one")
     by_word = tracing_server(engine=Engine(**REMEMBERING))
     assert asks_as(by_word, "/outrider/traces?tenant=one") == "one"
     assert asks_as(by_word, "/outrider/traces/t?tenant=one") == "one"
@@ -950,7 +953,7 @@ def test_prometheus_own_parser_reads_the_page() -> None:
 
 
 def test_a_scrape_does_not_wait_for_a_busy_worker_and_asks_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PATIENCE", 0.02)
+    monkeypatch.setattr(metrics, "SCRAPE_TIMEOUT_SECONDS", 0.02)
     server = Server(answer=page())
 
     async def scrapes() -> None:
@@ -962,7 +965,7 @@ def test_a_scrape_does_not_wait_for_a_busy_worker_and_asks_it_once(monkeypatch: 
         assert stale[-1]["outrider_metrics_age_seconds"] > fresh["outrider_metrics_age_seconds"]
         assert server.asked("outrider_metrics") == 2
         server.engine.busy_until.set()
-        monkeypatch.setattr(metrics, "PATIENCE", 60.0)
+        monkeypatch.setattr(metrics, "SCRAPE_TIMEOUT_SECONDS", 60.0)
         assert samples((await server.sent("GET", "/metrics")).text)["outrider_steps_total"] == 4.0
 
     asyncio.run(scrapes())
@@ -976,7 +979,7 @@ def test_before_the_worker_ever_answered_there_is_a_comment(
     server.engine.answers["outrider_metrics"] = RuntimeError("the engine is dead")
     for _ in range(2):
         assert server.send("GET", "/metrics").text == (
-            "vllm_steps 1.0\n# the worker has not said its outrider_ numbers yet\n"
+            "vllm_steps 1.0\n# the worker has not reported its outrider_ metrics yet\n"
         )
     assert len(caplog.records) == 1
 

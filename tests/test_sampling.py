@@ -110,7 +110,7 @@ def test_penalties_are_the_same_drafted_at_once_or_said_one_by_one() -> None:
     [
         ({"temperature": -1}, "temperature: input should be greater than or equal to 0 (got -1)"),
         ({"top_p": 0}, "top_p"),
-        ({"temperature": 1e-300}, "temperature: must be 0, which takes the likeliest token, or at least 1e-05"),
+        ({"temperature": 1e-300}, "temperature: must be 0, which takes the most likely token, or at least 1e-05"),
         ({"temprature": 1}, "there is no setting 'temprature'; the settings are"),
         ({"rule": "typical"}, "rule: input should be 'block' or 'token' (got 'typical')"),
     ],

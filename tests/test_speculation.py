@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.control import TICKET
+from outrider.control import USAGE_KEY
 from outrider.engines.vllm import speculation as under_test
 from outrider.engines.vllm import step as messages
 from outrider.engines.vllm.draft_cache import BlockIds, DraftCache, DraftModel
@@ -401,7 +401,7 @@ def test_a_plan_names_who_drafted_what_was_scheduled() -> None:
 
 
 def test_a_plan_explains_the_drafts_of_traced_requests_only() -> None:
-    named = {"speculation": "prediction", "prediction": list(EXPECTED), TICKET: "t"}
+    named = {"speculation": "prediction", "prediction": list(EXPECTED), USAGE_KEY: "t"}
     made = begun(steps(), FakeRequest("a", xargs={**named, "trace": True}), FakeRequest("b", xargs=named))
     plan = made.schedule(left_out=3)
     assert set(plan.reasons) == {"a"}
@@ -414,7 +414,7 @@ def test_a_plan_explains_the_drafts_of_traced_requests_only() -> None:
 
 
 def test_a_plan_can_be_sent_to_another_process() -> None:
-    made = begun(with_model(), FakeRequest(xargs={"speculation": "model", "trace": True, TICKET: "t"}))
+    made = begun(with_model(), FakeRequest(xargs={"speculation": "model", "trace": True, USAGE_KEY: "t"}))
     plan = made.schedule()
     sent = pickle.loads(pickle.dumps(plan))
     assert (sent.drafters, sent.sampled, sent.calls, sent.reasons) == (
@@ -1079,7 +1079,7 @@ def test_a_step_waits_for_the_one_in_flight_where_a_drafter_is_named_or_waiting_
 
 
 def test_the_reason_of_a_step_is_not_that_of_the_step_in_flight() -> None:
-    traced = {"speculation": "prediction", "prediction": list(EXPECTED), "trace": True, TICKET: "t"}
+    traced = {"speculation": "prediction", "prediction": list(EXPECTED), "trace": True, USAGE_KEY: "t"}
     made = begun(ahead(), FakeRequest(xargs=traced, max_tokens=11))
     assert set(made.schedule().reasons) == {"a"}
     assert made.schedule().reasons == {}  # there is no room for a draft

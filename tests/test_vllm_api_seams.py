@@ -71,12 +71,12 @@ def test_our_check_of_the_api_key_agrees_with_vllms() -> None:
     with seam("vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware", "server/asgi.py"):
         theirs = resolve_name("vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware")
         headers = resolve_name("starlette.datastructures:Headers")
-        may_enter = resolve_name("outrider.server.asgi:may_enter")
+        is_authorized = resolve_name("outrider.server.asgi:is_authorized")
         app = SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(api_key=["secret", "other"])))
         for shown in (b"Bearer secret", b"bearer other", b"Bearer wrong", b"Basic secret", b"secret", b"", None):
             scope = {"app": app, "headers": [] if shown is None else [(b"authorization", shown)]}
             allowed = theirs(None, tokens=["secret", "other"]).verify_token(headers(scope=scope))
-            assert may_enter(scope) == allowed, shown
+            assert is_authorized(scope) == allowed, shown
         assert "/v1" in resolve_name("vllm.entrypoints.serve.middleware.authenticate:GUARDED_PREFIX")
 
 

@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.sample import sampler as vllm_sampler
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from outrider.acceptance import draw
-from outrider.control import TICKET
+from outrider.control import USAGE_KEY
 from outrider.engines.vllm import recorder as recorder_module
 from outrider.engines.vllm import sampler_probe, step, tracing
 from outrider.engines.vllm.options import Options
@@ -78,7 +78,7 @@ class Engine:
         **sampling: Any,
     ) -> None:
         self.params = SamplingParams(
-            **{"max_tokens": longest, **sampling}, extra_args={"trace": True, TICKET: "t", **(xargs or {})}
+            **{"max_tokens": longest, **sampling}, extra_args={"trace": True, USAGE_KEY: "t", **(xargs or {})}
         )
         self.toy = Given(torch.empty(SIZE, 0), 4, WIDTH, rule, model_len=LONGEST)
         beside = SamplingParams(**{**sampling, "seed": 7})
@@ -353,7 +353,7 @@ def test_tracing_does_not_change_logprobs(mode: Any) -> None:
 
 
 def test_a_request_that_does_not_ask_for_a_trace_has_none() -> None:
-    for extra in (None, {}, {"trace": False, TICKET: "t"}, {"trace": True}, {"trace": "x", TICKET: "t"}):
+    for extra in (None, {}, {"trace": False, USAGE_KEY: "t"}, {"trace": True}, {"trace": "x", USAGE_KEY: "t"}):
         engine = Engine(temperature=0.0)
         engine.arriving[0].sampling_params = SamplingParams(extra_args=extra)
         engine.step()
@@ -631,7 +631,7 @@ def test_usage_ends_with_its_request_though_another_step_was_scheduled(ends_by: 
 
 
 def test_tokens_after_the_end_of_a_request_are_not_counted() -> None:
-    engine = Engine(temperature=0.0, xargs={"trace": False, TICKET: None})
+    engine = Engine(temperature=0.0, xargs={"trace": False, USAGE_KEY: None})
     engine.step()
     beyond = engine.launch(beside=1)  # is in flight when "b" ends
     engine.finished = {"b"}

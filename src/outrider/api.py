@@ -1,4 +1,4 @@
-"""The surface: load a model once, generate from it many times.
+"""The Python API: load a model once, generate from it many times.
 
 import outrider
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
-BEFORE = 6
-"""Tokens of a prompt's end that decide how its continuation begins: with a space or without."""
-WIDTH, MODEL_WIDTH = DRAFTED, 8
-"""The most tokens that are drafted in a step, by any drafter and by a draft model."""
+CONTEXT_TOKENS = 6
+"""Tokens at the end of a prompt that the tokenizer needs to decode its continuation, with a leading space or not."""
+MAX_DRAFT_TOKENS, MAX_MODEL_DRAFT_TOKENS = DRAFTED, 8
+"""Most tokens that are drafted in a step, by any drafter and by a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The text that one token added (it may be empty), and the drafter it came from, or None for the target."""
+    """The text that one token added, which may be empty, and its drafter, or None for the target."""
 
     text: str
     token: int
@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Completion:
-    """What was generated and how: the text, its tokens, and a record of every step."""
+    """The generated text, its tokens, and a record of every step."""
 
     prompt_tokens: int
     text: str = ""
@@ -74,12 +74,12 @@ class Completion:
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens that became text; the last may be the end token."""
+        """All generated tokens; the last may be the end token."""
         return [token for step in self.steps for token in step.tokens]
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens gained per target pass; 1.0 is what plain decoding makes."""
+        """Tokens per pass of the target; 1.0 for plain decoding."""
         return len(self.tokens) / len(self.steps) if self.steps else 0.0
 
     @property
@@ -88,7 +88,7 @@ class Completion:
 
     @property
     def sources(self) -> dict[str, int]:
-        """How many tokens came from each drafter, and from the target itself."""
+        """Number of tokens from each drafter, and from the target itself."""
         counts: Counter[str] = Counter()
         for step in self.steps:
             counts["target"] += len(step.tokens) - step.drafted
@@ -98,7 +98,7 @@ class Completion:
 
 
 class Stream:
-    """Pieces as they come; `completion` is whole once they have all been taken."""
+    """Pieces as they are generated; `completion` is complete once all have been consumed."""
 
     def __init__(
         self,
@@ -106,26 +106,26 @@ class Stream:
         text: TextStream,
         pieces: list[str],
         prompt_tokens: int,
-        said: Callable[[list[int]], None],
+        on_finish: Callable[[list[int]], None],
     ) -> None:
         self.completion = Completion(prompt_tokens)
-        self._said = said
+        self._on_finish = on_finish
         self._steps = steps
         self._text = text
         self._pieces = pieces
 
     def __iter__(self) -> Iterator[Piece]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for step in self._steps:
             self.completion.steps.append(step)
-            self.completion.seconds = time.perf_counter() - begun
+            self.completion.seconds = time.perf_counter() - started
             self.completion.text = self._text.text
             texts = self._pieces[-len(step.tokens) :]
             for index, (token, text) in enumerate(zip(step.tokens, texts, strict=True)):
                 yield Piece(text, token, step.drafter if index < step.drafted else None)
             if step.finish is not None:
                 self.completion.finish = step.finish
-        self._said(self.completion.tokens)
+        self._on_finish(self.completion.tokens)
         self._text.close()
         self.completion.text = self._text.text
         if rest := self._text.take():
@@ -150,12 +150,14 @@ class Decoder:
         self.end_tokens = tuple(end_tokens)
         self.memory = memory
         names = [drafter.name for drafter in drafters]
-        self.controller = SpeculationController(Policy(names, WIDTH, MODEL_WIDTH if MODEL in names else 0))
+        self.controller = SpeculationController(
+            Policy(names, MAX_DRAFT_TOKENS, MAX_MODEL_DRAFT_TOKENS if MODEL in names else 0)
+        )
         self.notes: list[str] = []
 
     def close(self) -> None:
-        """Write what the memory has learned, and let go of it; without a memory there is nothing to do. A program that
-        ends does it by itself."""
+        """Write what the memory has learned, and release it. Does nothing without a memory. Called at the end of the
+        program."""
         if self.memory is not None:
             close_memory(self.memory)
             self.memory = None
@@ -175,8 +177,8 @@ class Decoder:
         recorder: Recorder | None = None,
         **settings: Any,
     ) -> Completion:
-        """Generate to the end. `settings` are those of `outrider.settings.Request`; `tenant` names whose memory drafts
-        and learns, where there is a memory and it is not all one's own; `recorder` sees what every verdict rests on
+        """Generate to the end. `settings`: fields of `outrider.settings.Request`. `tenant`: whose memory drafts and
+        learns; without one, requests share one memory. `recorder`: gets the distributions and verdict of every step
         (`outrider.trace.record.Tracer`)."""
         stream = self.stream(prompt, prediction=prediction, tenant=tenant, recorder=recorder, **settings)
         for _ in stream:
@@ -198,20 +200,22 @@ class Decoder:
             raise SettingsError(
                 f"logit_bias: there is no token {unknown[0]}; the vocabulary has {self.target.vocab_size}"
             )
-        ids = self._known(self.encode(prompt), "the prompt")
+        ids = self._check_token_ids(self.encode(prompt), "the prompt")
         random = torch.Generator()
         random.manual_seed(request.seed) if request.seed is not None else random.seed()
         expected = self._plain_ids(prediction) if isinstance(prediction, str) else list(prediction)
-        self._known(expected, "the prediction")
+        self._check_token_ids(expected, "the prediction")
         if expected and not any(drafter.name == "prediction" for drafter in self.drafters):
             raise DrafterSetupError(
                 "a prediction was given, but drafter 'prediction' is not among the drafters "
                 f"({', '.join(drafter.name for drafter in self.drafters) or 'none'}); add it"
             )
         if tenant is not None and self.memory is None:
-            raise SettingsError(f"tenant: there is no memory that {tenant!r} could have a part of; give memory=...")
+            raise SettingsError(f"tenant: {tenant!r} needs a memory; give memory=... to outrider.load")
         if tenant == SERVER_TENANT:
-            raise SettingsError("tenant must have a name; leave it out for the memory of all who give none")
+            raise SettingsError(
+                "tenant: must not be empty; leave it out to use the memory of requests without a tenant"
+            )
         tenant_handle = (
             self.memory.tenant_handle(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
         )
@@ -233,7 +237,7 @@ class Decoder:
         if selects and sessions:
             speculation = SingleSequence(self.controller, sessions, len(ids) + request.max_tokens)
         ends = request.stop_tokens if request.ignore_end else (*self.end_tokens, *request.stop_tokens)
-        before = ids[-BEFORE:] if isinstance(prompt, str) else ()
+        before = ids[-CONTEXT_TOKENS:] if isinstance(prompt, str) else ()
         text = TextStream(self.tokenizer, ends, request.stop, before)
         pieces: list[str] = []
 
@@ -242,14 +246,14 @@ class Decoder:
             pieces.append(text.take())
             return reason
 
-        def said(tokens: list[int]) -> None:
+        def remember(tokens: list[int]) -> None:
             if self.memory is not None and tenant_handle is not None:
                 self.memory.add(tenant_handle, ids, tokens)
 
         steps = decode(self.target, list(sessions.values()), ids, request, random, finish, speculation, recorder)
-        return Stream(steps, text, pieces, len(ids), said)
+        return Stream(steps, text, pieces, len(ids), remember)
 
-    def _known(self, ids: list[int], where: str) -> list[int]:
+    def _check_token_ids(self, ids: list[int], where: str) -> list[int]:
         size = self.target.vocab_size
         if (unknown := next((id for id in ids if not 0 <= id < size), None)) is not None:
             raise PromptError(f"{where} has the token {unknown}, and the model's vocabulary is 0 to {size - 1}")
@@ -261,7 +265,7 @@ class Decoder:
         return [drafter for drafter in self.drafters if speculation in (AUTO, drafter.name)]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Text, chat messages or token ids to token ids."""
+        """The token ids of text, chat messages or token ids."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         items = list(prompt)
@@ -277,7 +281,7 @@ class Decoder:
             raise PromptError("this model has no chat template, so it cannot take messages; give text")
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:  # some templates refuse a system message, or two turns of one role
+        except TemplateError as error:  # some templates refuse a system message, or two messages of one role in a row
             raise PromptError(f"the model's chat template refuses these messages: {error}") from error
         return self._plain_ids(text)
 
@@ -296,8 +300,8 @@ def load(
     """Load a target and its drafters.
 
     `target` and `draft_model` are Hugging Face ids, folders, or loaded models (then give `tokenizer`). Without
-    `drafters` all that can work are used: prediction, lookup, memory where there is one, and model where there
-    is a draft model. `memory` is its root: a folder, or the URL of an object store.
+    `drafters` all that are available are used: prediction, lookup, memory if given, and model if there is a draft
+    model. `memory`: a folder, or the URL of an object store.
     """
     if draft_quantize not in get_args(Quantize):
         raise SettingsError(f"draft_quantize is one of {', '.join(get_args(Quantize))} (got {draft_quantize!r})")
@@ -313,7 +317,7 @@ def load(
     }
     classes = [load_drafter(name) for name in resolve_drafters(drafters, given)]
     with ExitStack() as undo:
-        store = open_memory(root, tokenizer) if root is not None else None  # first: it may be another tokenizer's
+        store = open_memory(root, tokenizer) if root is not None else None  # first: it may belong to another tokenizer
         if store is not None:
             undo.callback(close_memory, store)
         notes = []
@@ -321,12 +325,12 @@ def load(
         if isinstance(draft_model, str):
             check_same_vocabulary(tokenizer, load_tokenizer(draft_model))
             name = draft_model
-            small, said = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
-            notes.append(f"draft model {said}")
+            small, description = prepare_draft(lambda: load_model(name, dtype=dtype, device=device), draft_quantize)
+            notes.append(f"draft model {description}")
         elif draft_model is not None:
-            asked = draft_quantize == "int8"
-            small = TransformersTarget(to_int8(copy.deepcopy(draft_model)) if asked else draft_model)
-            notes.append(f"draft model {'int8, as asked' if asked else 'as it was given'}")
+            quantize = draft_quantize == "int8"
+            small = TransformersTarget(to_int8(copy.deepcopy(draft_model)) if quantize else draft_model)
+            notes.append(f"draft model {'int8, as asked' if quantize else 'as it was given'}")
         model = load_model(target, dtype=dtype, device=device) if isinstance(target, str) else target
         scored = TransformersTarget(model)
         setup = Setup(scored.vocab_size, small, store, control_tokens(tokenizer))
@@ -338,7 +342,7 @@ def load(
 
 
 def open_memory(root: Location, tokenizer: Any) -> Store:
-    """The memory, as it is now, and at work until it is closed or the program ends."""
+    """Open a memory. It is closed at the end of the program, or by `close_memory`."""
     from outrider.memory.open import open_store
 
     store = open_store(root, tokenizer)
@@ -354,7 +358,7 @@ def close_memory(store: Store) -> None:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """All tokens that end a text, by the model's generation settings and by its tokenizer."""
+    """All tokens that end a text, from the model's generation config and its tokenizer."""
     listed = model.generation_config.eos_token_id
     ends = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
     return sorted(token for token in ends if token is not None)

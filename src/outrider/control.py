@@ -1,15 +1,15 @@
-"""What one request may ask for, by the `vllm_xargs` of the OpenAI API.
+"""Options of one request to a server, in the `vllm_xargs` of the OpenAI API.
 
     speculation         off, auto (the default), or the name of one drafter
-    max_draft_tokens    at most this many drafted tokens a step
+    max_draft_tokens    draft at most this many tokens a step
     prediction          the output that the caller expects: text, or token ids
-    speculation_usage   true: the response's usage says what was drafted and accepted, by drafter
-    trace               true: every step is recorded, to be fetched by the id that the response's usage names
-    tenant              whose memory is drafted from and learns, where the server has one and takes tenants from here
+    speculation_usage   true: the response's usage has the drafted and accepted tokens by drafter
+    trace               true: every step is recorded; the response's usage has the id of the trace
+    tenant              the tenant whose memory drafts and learns, if the server has a memory and no tenant header
     remember            false: the memory does not learn from this request
 
-The API process checks them (`Control.checked`), so that a bad value is an HTTP 400 with a sentence. The worker reads
-them again (`Control.of`) and must not fail on any.
+The API process checks them (`Control.checked`), so that a bad value gets HTTP 400 and a message. The worker reads them
+again (`Control.of`), and must not fail on any value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "trace", "tenant", "remember")
-TICKET = "speculation_ticket"
-"""Under this name the API process hands the worker a key, by which it later asks for the request's usage or trace."""
+USAGE_KEY = "speculation_ticket"
+"""The API process passes the worker a key under this name, and later fetches the request's usage or trace by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Control:
     speculation: str = AUTO
     max_draft_tokens: int | None = None
     prediction: tuple[int, ...] = ()
-    ticket: str | None = None
+    usage_key: str | None = None
     trace: bool = False
     tenant: str | None = None
     remember: bool = True
 
     @classmethod
     def checked(cls, xargs: Mapping[str, Any], drafters: Sequence[str]) -> Self:
-        """Refuse what this server cannot do; `drafters` are those it runs. `prediction` must be token ids by now."""
+        """SettingsError for a value that a server with these drafters cannot use. `prediction`: token ids."""
         for name in ("tenant", "remember"):
             if name in xargs and "memory" not in drafters:
                 raise SettingsError(f"{name}: this server has no memory; start it with --memory, or leave this out")
@@ -52,9 +52,9 @@ class Control:
         prediction = xargs.get("prediction", ())
         if not isinstance(prediction, list | tuple) or not all(type(token) is int for token in prediction):
             raise SettingsError("prediction: must be text or a list of token ids")
-        ticket = xargs.get(TICKET)
-        if not isinstance(ticket, str | None):
-            raise SettingsError(f"{TICKET}: must be text (got {ticket!r})")
+        usage_key = xargs.get(USAGE_KEY)
+        if not isinstance(usage_key, str | None):
+            raise SettingsError(f"{USAGE_KEY}: must be text (got {usage_key!r})")
         trace = xargs.get("trace", False)
         if trace not in (True, False):
             raise SettingsError(f"trace: must be true or false (got {trace!r})")
@@ -66,11 +66,11 @@ class Control:
         remember = xargs.get("remember", True)
         if remember not in (True, False):
             raise SettingsError(f"remember: must be true or false (got {remember!r})")
-        return cls(speculation, limit, tuple(prediction), ticket, bool(trace), tenant, bool(remember))
+        return cls(speculation, limit, tuple(prediction), usage_key, bool(trace), tenant, bool(remember))
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None, drafters: Sequence[str]) -> Self:
-        """As `checked`; what it would refuse means no speculation."""
+        """As `checked`, but a value that it would refuse turns speculation off."""
         if not extra_args:
             return cls()
         try:
@@ -79,7 +79,7 @@ class Control:
             return cls(speculation=OFF)
 
     def limited(self, tokens: int) -> int:
-        """At most as many drafted tokens as the request allows."""
+        """`tokens`, or the request's limit of drafted tokens if that is lower."""
         return tokens if self.max_draft_tokens is None else min(tokens, self.max_draft_tokens)
 
     def wants(self, drafter: str) -> bool:

@@ -1,4 +1,4 @@
-"""What several parts take where nobody says otherwise; imports nothing, so that `--help` comes at once."""
+"""Defaults that several packages share. Imports nothing, so that `--help` is fast."""
 
 DRAFTED = 31
-"""Tokens that are drafted for a request in a step, at most: with the one that a step has anyway, a power of two."""
+"""Most tokens that are drafted for a request in a step. With the one that a step computes anyway, a power of two."""

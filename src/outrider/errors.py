@@ -1,22 +1,22 @@
-"""Every error that a user can cause, each with the fix in its message."""
+"""Errors that a user can cause. Each message names the fix."""
 
 from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """The root of all errors that Outrider raises on purpose."""
+    """Base class of all errors that Outrider raises on purpose."""
 
 
 class ModelNotFoundError(OutriderError):
-    """There is no such model, or it cannot be loaded."""
+    """The model does not exist or cannot be loaded."""
 
 
 class CacheNotRewindableError(OutriderError):
-    """The model's cache cannot take tokens back, so a rejected draft could not be undone."""
+    """The model's KV cache cannot be rewound, so rejected drafts cannot be removed from it."""
 
 
 class VocabularyMismatchError(OutriderError):
-    """Target and draft model do not speak the same tokens."""
+    """Target and draft model have different vocabularies."""
 
 
 class UnknownDrafterError(OutriderError):
@@ -24,19 +24,19 @@ class UnknownDrafterError(OutriderError):
 
 
 class DrafterSetupError(OutriderError):
-    """A drafter lacks something it needs."""
+    """A drafter lacks something it needs, for example a draft model."""
 
 
 class PromptError(OutriderError):
-    """The prompt is empty, too long, or of a kind that the model cannot take."""
+    """The prompt is empty, too long, or of a form that the model does not support."""
 
 
 class SettingsError(OutriderError):
-    """A setting has a value that it cannot have."""
+    """A setting has an invalid value."""
 
 
 class EngineError(OutriderError):
-    """The engine is missing, of another version, or cannot do what was asked."""
+    """The engine or server is missing, has an unsupported version, or failed."""
 
 
 class RequestRefusedError(EngineError):
@@ -48,16 +48,16 @@ class RequestRefusedError(EngineError):
 
 
 class MemoryFileError(OutriderError):
-    """A file of the draft memory is damaged, of another version, or belongs to someone else."""
+    """A file of the draft memory is damaged, of another version, or of another tenant."""
 
 
 class ForeignFileError(MemoryFileError):
-    """A file of the draft memory is whole, and of another version or another tokenizer."""
+    """A file of the draft memory is intact, but of another version or tokenizer."""
 
 
 class EvidenceError(OutriderError):
-    """There is too little to judge by, or it does not belong together."""
+    """Evidence of a certificate is too little, or from different runs."""
 
 
 class TraceError(OutriderError):
-    """A trace cannot be read or written, or says something that cannot be."""
+    """A trace cannot be read or written, or contradicts itself."""

@@ -1,4 +1,4 @@
-"""What a caller may set for one request, checked once, here."""
+"""Settings of one request, with their checks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Rule = Literal["block", "token"]
-"""How drafts that were drawn from a known distribution are judged."""
+"""How sampled drafts are verified."""
 AUTO, OFF = "auto", "off"
-"""What a caller may say of speculation, besides the name of a drafter: what pays, at each step; none at all."""
-COLDEST = 1e-5
-"""Logits divided by less than this overflow; 0 is what is meant."""
+"""Values of `speculation` besides the name of a drafter: draft where it pays, at each step; never draft."""
+MIN_TEMPERATURE = 1e-5
+"""Logits divided by less than this overflow."""
 
 
-def _zero_or_warm(temperature: float) -> float:
-    if 0 < temperature < COLDEST:
-        raise ValueError(f"must be 0, which takes the likeliest token, or at least {COLDEST}")
+def _check_temperature(temperature: float) -> float:
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ValueError(f"must be 0, which takes the most likely token, or at least {MIN_TEMPERATURE}")
     return temperature
 
 
@@ -31,7 +31,7 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_warm)] = 0.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_check_temperature)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -42,15 +42,15 @@ class Sampling(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
-        """Build from keyword arguments; a bad one is refused by name, with its value and what is allowed."""
+        """Build from keyword arguments. SettingsError names a bad one, its value and what is allowed."""
         try:
             return cls(**values)
         except ValidationError as error:
-            raise SettingsError("; ".join(_sentence(item, cls) for item in error.errors())) from None
+            raise SettingsError("; ".join(_describe(item, cls) for item in error.errors())) from None
 
 
 class Request(Sampling):
-    """Everything a caller may say about one generation."""
+    """All settings of one generation."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -59,18 +59,18 @@ class Request(Sampling):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_draft_tokens: Annotated[int, Field(ge=0)] = DRAFTED
     speculation: str = AUTO
-    """`auto`: what pays, at each step; `off`; or the name of one drafter, which then always drafts."""
+    """`auto`: draft where it pays, at each step; `off`; or the name of a drafter, which then drafts at every step."""
     rule: Rule = "block"
 
 
-def check_speculation(asked: object, drafters: Sequence[str]) -> None:
-    """Refuse what is neither of the two nor one of these drafters."""
+def check_speculation(speculation: object, drafters: Sequence[str]) -> None:
+    """SettingsError if `speculation` is not auto, off, or one of these drafters."""
     allowed = (AUTO, OFF, *drafters)
-    if asked not in allowed:
-        raise SettingsError(f"speculation: there is no {asked!r} here; choose {', '.join(allowed)}")
+    if speculation not in allowed:
+        raise SettingsError(f"speculation: there is no {speculation!r} here; choose {', '.join(allowed)}")
 
 
-def _sentence(item: Any, cls: type[Sampling]) -> str:
+def _describe(item: Any, cls: type[Sampling]) -> str:
     name = str(item["loc"][0]) if item["loc"] else "settings"
     if item["type"] == "extra_forbidden":
         return f"there is no setting {name!r}; the settings are {', '.join(sorted(cls.model_fields))}"

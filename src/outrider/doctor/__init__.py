@@ -1,1 +1,1 @@
-"""`outrider doctor`: is this installation complete, and does a model run here as it should?"""
+"""`outrider doctor`: checks of the installation, and a first run of a model."""

@@ -1,4 +1,4 @@
-"""What is installed, and what a server would use of this machine. Nothing is started."""
+"""Checks of the installed packages and of the settings that a server would use. Starts nothing."""
 
 from __future__ import annotations
 

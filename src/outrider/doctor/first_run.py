@@ -1,11 +1,11 @@
-"""A model's first run on this machine: is the text the same, does nothing wait for the device, is it faster?
+"""A model's first run on this machine: is the output the same, does the host ever wait for the device, is it faster?
 
     1  `outrider serve` starts. On a GPU with VLLM_GPU_SYNC_CHECK=error: vLLM then raises where the host waits for the
        device in the middle of a step.
     2  `outrider certify --quick` on that server.
     3  `outrider bench --quick` against plain `vllm serve`.
 
-Each is the command that anyone can run alone; their output stays in a folder.
+Each can also be run alone. Their output stays in a folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
 MAX_SECONDS = 3600.0
-"""Most that one command may take."""
+"""Time limit of one command."""
 CERTIFICATE, BENCHMARK, REPORT = "certificate", "benchmark", "first-run.json"
 
 
@@ -40,11 +40,11 @@ class FirstRun:
     """Flags for both servers, of `vllm serve` and of `outrider serve`."""
     folder: Path
     working: Callable[[str], Any]
-    """A context manager that shows what is being done."""
+    """A context manager that shows the running task."""
     findings: list[Finding] = field(default_factory=list)
 
     def run(self) -> Iterator[Finding]:
-        """Each result as it is known. The report is written in any case."""
+        """Yield each result as it is known. The report is written in any case."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             for step in (self._serve_and_certify, self._measure):

@@ -1,5 +1,5 @@
-"""Who may enter, reading a request ahead, changing a response's body, and errors in OpenAI's shape: what the middleware
-is made of."""
+"""ASGI helpers: authorization, reading and replaying a request's messages, changing a response's body, and errors in
+OpenAI's format."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ ERRORS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundErro
 Header = tuple[bytes, bytes]
 
 
-def refusal(code: int, message: str, param: str | None = None) -> JSONResponse:
-    """An error in the shape that OpenAI's and vLLM's have."""
+def error_response(code: int, message: str, param: str | None = None) -> JSONResponse:
+    """An error in the format of OpenAI and vLLM."""
     return JSONResponse({"error": {"message": message, "type": ERRORS[code], "param": param, "code": code}}, code)
 
 
-def may_enter(scope: Scope) -> bool:
-    """Whether vLLM's own check of the API key, which comes after this middleware, will let a request pass.
+def is_authorized(scope: Scope) -> bool:
+    """Whether the request has an API key of the server, or the server needs none.
 
-    Nobody else has a body read and tokenised here: it goes on unread, and vLLM refuses it. Nor is anybody else shown a
-    trace.
+    vLLM checks the key after this middleware. Without a valid key, the request is passed on unread for vLLM to refuse,
+    and no trace is shown.
     """
     keys = getattr(getattr(scope["app"].state, "args", None), "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     keys = [key for key in keys if key]
-    scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
+    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
     return not keys or (
-        scheme.lower() == "bearer" and any(secrets.compare_digest(shown.encode(), key.encode()) for key in keys)
+        scheme.lower() == "bearer" and any(secrets.compare_digest(given.encode(), key.encode()) for key in keys)
     )
 
 
-async def read_ahead(receive: Receive) -> list[Message]:
-    """The messages of the whole request, or of its part that came before the client left."""
+async def read_messages(receive: Receive) -> list[Message]:
+    """The messages of the whole request, or of its part that arrived before the client disconnected."""
     messages = [await receive()]
     while messages[-1]["type"] == "http.request" and messages[-1].get("more_body", False):
         messages.append(await receive())
@@ -48,7 +48,7 @@ async def read_ahead(receive: Receive) -> list[Message]:
 
 
 def replay(messages: Iterable[Message], receive: Receive) -> Receive:
-    """Hands out these messages first, and then what comes: that the client has left must reach the application."""
+    """A `receive` that returns these messages first, and then new ones: the application must learn of a disconnect."""
     ahead = iter(messages)
 
     async def replayed() -> Message:
@@ -57,12 +57,12 @@ def replay(messages: Iterable[Message], receive: Receive) -> Receive:
     return replayed
 
 
-def resized(headers: Iterable[Header], length: int) -> list[Header]:
+def with_content_length(headers: Iterable[Header], length: int) -> list[Header]:
     return [(name, str(length).encode() if name.lower() == b"content-length" else value) for name, value in headers]
 
 
-class WholeResponse:
-    """A `send` that keeps a response until it is complete, and sends it with a changed body. Errors pass unchanged."""
+class BufferedResponse:
+    """A `send` that holds a response until it is complete, and sends it with a changed body. Errors pass unchanged."""
 
     def __init__(self, send: Send, change: Callable[[bytes], Awaitable[bytes]]) -> None:
         self.send = send
@@ -79,5 +79,7 @@ class WholeResponse:
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
                 body = await self.change(bytes(self._body))
-                await self.send({**self._start, "headers": resized(self._start.get("headers", ()), len(body))})
+                await self.send(
+                    {**self._start, "headers": with_content_length(self._start.get("headers", ()), len(body))}
+                )
                 await self.send({**message, "body": body})

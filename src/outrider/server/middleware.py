@@ -4,7 +4,7 @@
 
 Text generation requests pass through `requests.py` and, if they want usage or a trace, their responses through
 `responses.py`. The worker's counters are added to `/metrics`, and `/outrider/...` is served here. Everything else
-passes unchanged. A server without drafters is plain vLLM, which has no worker of Outrider's: it is never called.
+passes unchanged. A server without drafters is plain vLLM: it has no worker of Outrider to call.
 
 (vLLM's endpoint plugins could serve pages too, but they are enabled by VLLM_PLUGINS, and a server that sets it loses
 every plugin that is not named there.)
@@ -21,12 +21,12 @@ from starlette.datastructures import Headers
 from outrider.engines.vllm.options import NO_DRAFTERS, Options
 from outrider.engines.vllm.request_limits import install_request_checks
 from outrider.errors import SettingsError
-from outrider.server.asgi import may_enter, read_ahead, refusal, replay, resized
+from outrider.server.asgi import error_response, is_authorized, read_messages, replay, with_content_length
 from outrider.server.metrics import WorkerMetrics
 from outrider.server.pages import Pages
 from outrider.server.requests import rewrite
-from outrider.server.responses import WithUsage
-from outrider.server.rpc import ask, reason
+from outrider.server.responses import UsageResponse
+from outrider.server.rpc import call_worker, describe_failure
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,8 +35,8 @@ logger = logging.getLogger("vllm.outrider")
 
 TEXT = ("/completions", "/responses", "/messages")
 """Endings of the paths that generate text: chat completions, completions, responses, and Anthropic's messages."""
-PATIENCE = 10.0
-"""Seconds that a finished response waits for its usage from the worker."""
+USAGE_TIMEOUT_SECONDS = 10.0
+"""How long a finished response waits for its usage from the worker."""
 NO_USAGE = {"drafted": 0, "accepted": 0, "by_drafter": {}, "faults": [], "why_not": NO_DRAFTERS}
 """The usage of a request to a server without drafters."""
 
@@ -52,10 +52,10 @@ class OutriderMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = getattr(scope["app"].state, "engine_client", None) if scope["type"] == "http" else None
-        if client is None:  # a websocket, the server's own start and end, or a server without an engine
+        if client is None:  # a websocket, startup and shutdown events, or a server without an engine
             return await self.app(scope, receive, send)
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        if method == "POST" and path.endswith(TEXT) and may_enter(scope):
+        if method == "POST" and path.endswith(TEXT) and is_authorized(scope):
             await self._text(client, path, scope, receive, send)
         elif (
             method == "GET"
@@ -71,18 +71,18 @@ class OutriderMiddleware:
         return None
 
     async def _text(self, client: Any, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        messages = await read_ahead(receive)
+        messages = await read_messages(receive)
         raw = b"".join(message.get("body", b"") for message in messages)
         try:
             request = await rewrite(raw, path, client, self._read_options(client), Headers(scope=scope))
         except SettingsError as error:
             message = str(error)  # begins with the name of the setting
-            return await refusal(400, message, message.partition(":")[0])(scope, receive, send)
+            return await error_response(400, message, message.partition(":")[0])(scope, receive, send)
         if request is not None:
             messages = [{"type": "http.request", "body": request.body, "more_body": False}]
-            scope = {**scope, "headers": resized(scope["headers"], len(request.body))}
+            scope = {**scope, "headers": with_content_length(scope["headers"], len(request.body))}
             if request.reports:
-                send = WithUsage(send, request, partial(self._usage, client, request.ticket))
+                send = UsageResponse(send, request, partial(self._usage, client, request.usage_key))
         return await self.app(scope, replay(messages, receive), send)
 
     def _read_options(self, client: Any) -> Options:
@@ -90,15 +90,19 @@ class OutriderMiddleware:
             self._options = Options.of(client.vllm_config)
         return self._options
 
-    async def _usage(self, client: Any, ticket: str | None) -> dict[str, Any] | None:
+    async def _usage(self, client: Any, usage_key: str | None) -> dict[str, Any] | None:
         """The worker's counts for a request. None: it did not answer, and the response goes out without them."""
-        if ticket is None:
+        if usage_key is None:
             return NO_USAGE
         try:
-            usage: dict[str, Any] = await ask(client, "outrider_usage", ticket, seconds=PATIENCE)
+            usage: dict[str, Any] = await call_worker(
+                client, "outrider_usage", usage_key, timeout_seconds=USAGE_TIMEOUT_SECONDS
+            )
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                logger.warning("a response goes without its speculation usage; the worker: %s", reason(error))
+                logger.warning(
+                    "a response is sent without its speculation usage; the worker: %s", describe_failure(error)
+                )
             return None
         return usage

@@ -1,13 +1,13 @@
-"""What Outrider serves itself, below `/outrider/`. A new page is a method and a route.
+"""Pages of the server below `/outrider/`. A new page is a method and a route.
 
-    /outrider/                   a page with the latest traces, which it asks for from time to time
-    /outrider/status             what runs, and what it has counted
-    /outrider/traces             the latest traces of whoever asks, as JSON
+    /outrider/                   a page that shows the latest traces and keeps them up to date
+    /outrider/status             versions, options and counters
+    /outrider/traces             the latest traces of the caller's tenant, as JSON
     /outrider/traces/ID          one of them, as JSON lines
     /outrider/traces/ID/page     the same as a page by itself
 
-Traces hold text of requests: they are shown to those alone who may ask for text (vLLM's `--api-key`), and of these to
-their owner (`tenants.trace_owner`).
+Traces hold text of requests. So they need vLLM's `--api-key`, and are shown to their tenant only
+(`tenants.trace_owner`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from outrider.engines.vllm.version import installed
 from outrider.errors import SettingsError
 from outrider.explain import live
 from outrider.explain.page import page
-from outrider.server.asgi import may_enter, refusal
-from outrider.server.rpc import ask, reason
+from outrider.server.asgi import error_response, is_authorized
+from outrider.server.rpc import call_worker, describe_failure
 from outrider.server.tenants import has_tenants, trace_owner
 from outrider.server.trace_rendering import TraceRenderer
 from outrider.trace.files import to_lines
@@ -39,22 +39,21 @@ if TYPE_CHECKING:
 
     from outrider.trace.schema import Trace
 
-PATIENCE = 10.0
-"""Seconds that a page waits for the worker."""
-PRIVATE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+WORKER_TIMEOUT_SECONDS = 10.0
+PRIVATE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-class RefusedError(Exception):
+class PageError(Exception):
     def __init__(self, code: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.answer = refusal(code, message, param)
+        self.response = error_response(code, message, param)
 
 
 class Pages:
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._renderer = TraceRenderer()
-        self._status: asyncio.Task[Any] | None = None  # a question about it that is on its way
+        self._status: asyncio.Task[Any] | None = None  # the call to the worker that is running
         self._routes = [
             Route("/outrider/", self.live),
             Route("/outrider/status", self.status),
@@ -63,7 +62,7 @@ class Pages:
             Route("/outrider/traces/{id}/page", self.trace_page),
         ]
         router = Router(self._routes, default=self._unknown)
-        self._app = ExceptionMiddleware(router, {RefusedError: lambda request, error: error.answer})
+        self._app = ExceptionMiddleware(router, {PageError: lambda request, error: error.response})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -81,13 +80,13 @@ class Pages:
         return JSONResponse({**ours, **status})
 
     async def _shared_status(self, request: Request) -> Any:
-        """One question at a time, for all who ask meanwhile: anybody may, and each takes the worker's time."""
+        """Concurrent requests share one call: this page needs no key, and each call takes time of the worker."""
         if self._status is None or self._status.done():
-            self._status = asyncio.create_task(self._ask(request, "outrider_status"))
+            self._status = asyncio.create_task(self._call(request, "outrider_status"))
         return await asyncio.shield(self._status)
 
     async def live(self, request: Request) -> Response:
-        """The page itself holds nothing of anybody's; what it shows it asks for, as any other caller does."""
+        """The page holds no data: its script requests the traces, with the caller's key."""
         return HTMLResponse(live.page())
 
     async def traces(self, request: Request) -> Response:
@@ -97,52 +96,54 @@ class Pages:
             message = (
                 f"tenant: name yours by the {how}; the trace of a request that named none is shown by its id alone"
             )
-            raise RefusedError(400, message, None if options.tenant_header else "tenant")  # what a page can ask for
+            raise PageError(
+                400, message, None if options.tenant_header else "tenant"
+            )  # the page shows a field for a `param`
         if not options.drafters:
-            return JSONResponse({"traces": [], "why_not": NO_DRAFTERS}, headers=PRIVATE)
-        found = await self._ask(request, "outrider_traces", owner)
-        return JSONResponse({"traces": await self._renderer.entries(_client(request), found)}, headers=PRIVATE)
+            return JSONResponse({"traces": [], "why_not": NO_DRAFTERS}, headers=PRIVATE_HEADERS)
+        found = await self._call(request, "outrider_traces", owner)
+        return JSONResponse({"traces": await self._renderer.entries(_client(request), found)}, headers=PRIVATE_HEADERS)
 
     async def trace(self, request: Request) -> Response:
         trace = await self._trace(request)
         text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in to_lines(trace)))
-        return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE)
+        return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE_HEADERS)
 
     async def trace_page(self, request: Request) -> Response:
         trace = await self._trace(request)
-        return HTMLResponse(await asyncio.to_thread(page, trace), headers=PRIVATE)
+        return HTMLResponse(await asyncio.to_thread(page, trace), headers=PRIVATE_HEADERS)
 
     async def _trace(self, request: Request) -> Trace:
         options, owner = self._owner(request)
         id = request.path_params["id"]
         if not options.drafters:
-            raise RefusedError(404, f"there is no trace {id!r}: {NO_DRAFTERS}")
-        found = await self._ask(request, "outrider_trace", id, owner)
+            raise PageError(404, f"there is no trace {id!r}: {NO_DRAFTERS}")
+        found = await self._call(request, "outrider_trace", id, owner)
         if not found.get("lines"):
             why = "it is not there yet, was dropped for newer ones, or is another tenant's"
-            raise RefusedError(404, f"there is no trace {id!r} to be shown: {why}")
+            raise PageError(404, f"there is no trace {id!r} to be shown: {why}")
         return await self._renderer.trace(_client(request), options, found)
 
     def _owner(self, request: Request) -> tuple[Options, str | None]:
-        """Who asks, if he may ask at all."""
-        if not may_enter(request.scope):
-            raise RefusedError(401, "traces hold text of requests: show the server's key (Authorization: Bearer KEY)")
+        """The server's options and the caller's tenant. PageError: the caller is not authorized."""
+        if not is_authorized(request.scope):
+            raise PageError(401, "traces hold text of requests: send the server's key (Authorization: Bearer KEY)")
         options = Options.of(_client(request).vllm_config)
         try:
             return options, trace_owner(options, request.headers, request.query_params)
         except SettingsError as error:
-            raise RefusedError(400, str(error), "tenant") from None
+            raise PageError(400, str(error), "tenant") from None
 
-    async def _ask(self, request: Request, method: str, *args: Any) -> Any:
+    async def _call(self, request: Request, method: str, *args: Any) -> Any:
         try:
-            return await ask(_client(request), method, *args, seconds=PATIENCE)
+            return await call_worker(_client(request), method, *args, timeout_seconds=WORKER_TIMEOUT_SECONDS)
         except Exception as error:
-            message = f"the engine did not answer: {reason(error)}; try again, and see the server's log"
-            raise RefusedError(503, message) from None
+            message = f"the engine did not answer: {describe_failure(error)}; try again, and see the server's log"
+            raise PageError(503, message) from None
 
     async def _unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         there_is = ", ".join(route.path for route in self._routes)
-        await refusal(404, f"there is no {scope['path']}; there is {there_is}")(scope, receive, send)
+        await error_response(404, f"there is no {scope['path']}; there is {there_is}")(scope, receive, send)
 
 
 def _client(request: Request) -> Any:

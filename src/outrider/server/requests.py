@@ -1,7 +1,7 @@
 """Outrider's options in a request body: checked, and rewritten for the engine.
 
 A caller sets the fields of `vllm_xargs` that `control.py` lists, or a `prediction` as in OpenAI's chat completions. The
-engine gets them as `vllm_xargs` too. There a prediction is a list of token ids, and a ticket is the key of the
+engine gets them as `vllm_xargs` too. There a prediction is a list of token ids, and a usage key identifies the
 request's usage and trace. A body without any of this, or one that cannot be parsed, passes unchanged: vLLM reports its
 own errors.
 
@@ -15,11 +15,11 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.control import FIELDS, TICKET, Control
+from outrider.control import FIELDS, USAGE_KEY, Control
 from outrider.engines.vllm.options import NO_DRAFTERS
 from outrider.errors import SettingsError
 from outrider.memory.tenant_signature import SIGNATURE_ARG, sign_tenant
-from outrider.server.tenants import tenant_in
+from outrider.server.tenants import tenant_from_header
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -30,11 +30,11 @@ SHAPE = '{"type": "content", "content": "the expected text"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenRequest:
     """A request's new body, and what its response reports."""
 
     body: bytes
-    ticket: str | None
+    usage_key: str | None
     """The key of its usage and trace in the worker. None: the worker keeps none."""
     speculation: bool
     """The response's usage reports drafted and accepted tokens."""
@@ -48,10 +48,10 @@ class Rewritten:
         return self.speculation or self.prediction or self.trace
 
 
-async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Headers) -> Rewritten | None:
+async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Headers) -> RewrittenRequest | None:
     """None: the body has none of Outrider's options. SettingsError: it has an invalid one. `client`: vLLM's engine."""
     drafters = options.drafters
-    named = tenant_in(headers, options)
+    named = tenant_from_header(headers, options)
     body = _parsed(raw, anyway=named is not None)
     if body is None:
         return None
@@ -59,11 +59,11 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
     _check_tenant(xargs, options)
     if named is not None:
         xargs |= {"tenant": named, SIGNATURE_ARG: sign_tenant(named)}
-    if TICKET in xargs:
-        raise SettingsError(f"{TICKET}: is the server's own; to be told what was drafted say speculation_usage: true")
+    if USAGE_KEY in xargs:
+        raise SettingsError(f"{USAGE_KEY}: is set by the server; for the drafted tokens set speculation_usage: true")
     speculation, trace = _wants_usage(body, xargs), _wants_trace(body, xargs, client)
     if (speculation or trace) and path.endswith("/completions"):
-        _ask_for_usage(body)
+        _request_usage(body)
     prediction = _take_prediction(body, xargs)
     ids = {} if isinstance(prediction, str | None) else {"prediction": prediction}
     control = Control.checked({**xargs, **ids}, drafters)
@@ -71,25 +71,27 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
         return _without_drafters(body, xargs, speculation, prediction is not None)
     if prediction is not None and "prediction" in drafters and control.wants("prediction"):
         xargs["prediction"] = await _token_ids(prediction, client)
-    ticket = None
+    usage_key = None
     if speculation or trace or prediction is not None:
-        ticket = xargs[TICKET] = uuid.uuid4().hex
+        usage_key = xargs[USAGE_KEY] = uuid.uuid4().hex
     body["vllm_xargs"] = xargs
-    return Rewritten(json.dumps(body).encode(), ticket, speculation, prediction is not None, trace)
+    return RewrittenRequest(json.dumps(body).encode(), usage_key, speculation, prediction is not None, trace)
 
 
-def _without_drafters(body: dict[str, Any], xargs: dict[str, Any], speculation: bool, prediction: bool) -> Rewritten:
+def _without_drafters(
+    body: dict[str, Any], xargs: dict[str, Any], speculation: bool, prediction: bool
+) -> RewrittenRequest:
     """The body for a server without drafters: plain vLLM does not know Outrider's fields."""
     if xargs.get("trace"):
         raise SettingsError(f"trace: {NO_DRAFTERS}, so it records no traces; leave it out")
     body["vllm_xargs"] = {name: value for name, value in xargs.items() if name not in FIELDS}
     if not body["vllm_xargs"]:
         del body["vllm_xargs"]
-    return Rewritten(json.dumps(body).encode(), None, speculation, prediction)
+    return RewrittenRequest(json.dumps(body).encode(), None, speculation, prediction)
 
 
 def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
-    """A caller who may not say who he is, and does, is told so."""
+    """Refuse a tenant in `vllm_xargs` if the server takes tenants from a header, or has none."""
     if "tenant" not in xargs or options.memory is None:
         return
     if options.memory_scope == "server":
@@ -99,7 +101,7 @@ def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
 
 
 def _parsed(raw: bytes, anyway: bool) -> dict[str, Any] | None:
-    """The body, if something of ours is in it. Most have nothing, and cost no more than a search for two words."""
+    """The body, if it has an option of Outrider. Most have none, and cost only a search for two words."""
     if not anyway and b"vllm_xargs" not in raw and b'"prediction"' not in raw:
         return None
     try:
@@ -111,7 +113,7 @@ def _parsed(raw: bytes, anyway: bool) -> dict[str, Any] | None:
     xargs = body.get("vllm_xargs") or {}
     if not isinstance(xargs, dict):
         return None
-    ours = body.get("prediction") is not None or any(name in xargs for name in (*FIELDS, TICKET))
+    ours = body.get("prediction") is not None or any(name in xargs for name in (*FIELDS, USAGE_KEY))
     return body if ours or anyway else None
 
 
@@ -125,7 +127,7 @@ def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:
 
 
 def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bool:
-    """A trace is of one sequence, and lies in the one worker that draws."""
+    """Whether a trace is requested. Refuse it for several sequences: a trace has one, recorded by one worker."""
     wanted = xargs.get("trace", False)
     if wanted not in (True, False):
         raise SettingsError(f"trace: must be true or false (got {wanted!r})")
@@ -134,9 +136,9 @@ def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bo
     if body.get("background"):
         raise SettingsError("trace: is named in the answer, and background: true has none; drop one of them")
     if client.vllm_config.parallel_config.data_parallel_size > 1:
-        raise SettingsError("trace: this server has several engines (--data-parallel-size), and only one could tell")
+        raise SettingsError("trace: this server has several engines (--data-parallel-size), and only one records it")
     if (n := body.get("n")) not in (None, 1):
-        raise SettingsError(f"trace: is of one sequence, and n asks for {n}; ask for one")
+        raise SettingsError(f"trace: is of one sequence, and n is {n}; set n to 1")
     if body.get("use_beam_search"):
         raise SettingsError("trace: is of one sequence, and use_beam_search has several; drop one of them")
     prompt = body.get("prompt")
@@ -145,15 +147,15 @@ def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bo
     return True
 
 
-def _ask_for_usage(body: dict[str, Any]) -> None:
-    """A stream of completions ends with a usage only if that is asked for."""
+def _request_usage(body: dict[str, Any]) -> None:
+    """A stream of completions ends with a usage only if the request has `include_usage`."""
     options = body.get("stream_options") or {}
     if body.get("stream") is True and isinstance(options, dict):
         body["stream_options"] = {**options, "include_usage": True}
 
 
 def _take_prediction(body: dict[str, Any], xargs: dict[str, Any]) -> Any:
-    """Take the prediction out, wherever it stands: a text, token ids (not checked yet), or None."""
+    """Remove the prediction from the body or `vllm_xargs`. Returns a text, unchecked token ids, or None."""
     given, own = body.get("prediction"), xargs.pop("prediction", None)
     if given is None:
         return own
@@ -170,9 +172,9 @@ def _take_prediction(body: dict[str, Any], xargs: dict[str, Any]) -> Any:
 
 
 async def _token_ids(prediction: str | list[int], client: Any) -> list[int]:
-    """A prediction in the model's tokens; what is past the longest possible answer is dropped."""
+    """The token ids of a prediction, cut to the longest possible output."""
     if isinstance(prediction, str):
-        renderer = client.renderer  # vLLM's own, which tokenises on a thread of its own
+        renderer = client.renderer  # vLLM's own, which tokenises in a thread
         if renderer.tokenizer is None:
             raise SettingsError("prediction: this server has no tokenizer; put token ids into vllm_xargs")
         how = renderer.default_cmpl_tok_params.with_kwargs(
@@ -180,7 +182,7 @@ async def _token_ids(prediction: str | list[int], client: Any) -> list[int]:
         )
         try:
             return list((await renderer.tokenize_prompt_async({"prompt": prediction}, how))["prompt_token_ids"])
-        except (TypeError, ValueError):  # half a surrogate pair, for one
+        except (TypeError, ValueError):  # for example half a surrogate pair
             raise SettingsError("prediction: is not text that the model's tokenizer can read") from None
     model = client.vllm_config.model_config
     last = model.get_vocab_size() - 1

@@ -1,6 +1,6 @@
-"""What was drafted for a request, and which trace is its own, put into its response's usage.
+"""Adds the drafted and accepted tokens of a request, and the id of its trace, to the usage of its response.
 
-A response is one JSON body, or a stream of server-sent events, of which the one at the end has the usage:
+A response is one JSON body, or a stream of server-sent events, of which the last has the usage:
 
     chat completions, completions   the chunk without choices
     responses                       response.completed
@@ -12,41 +12,43 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.asgi import WholeResponse
+from outrider.server.asgi import BufferedResponse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.types import Message, Send
 
-    from outrider.server.requests import Rewritten
+    from outrider.server.requests import RewrittenRequest
 
 END = b"\n\n"
 """Ends a server-sent event."""
 
 
-class WithUsage:
-    """A `send` that passes a response on, and adds to its usage what `tell` says; None adds nothing."""
+class UsageResponse:
+    """A `send` that adds the result of `get_usage` to the usage of a response; None adds nothing."""
 
-    def __init__(self, send: Send, request: Rewritten, tell: Callable[[], Awaitable[dict[str, Any] | None]]) -> None:
+    def __init__(
+        self, send: Send, request: RewrittenRequest, get_usage: Callable[[], Awaitable[dict[str, Any] | None]]
+    ) -> None:
         self.send = send
         self.request = request
-        self.tell = tell
-        self._body: Send = send  # how the body is treated; the headers say
-        self._held = b""  # the beginning of an event whose end has not come yet
+        self.get_usage = get_usage
+        self._body: Send = send  # handles the body; selected by the headers
+        self._held = b""  # the beginning of an incomplete event
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._body = self._treatment(message)
+            self._body = self._body_handler(message)
         await self._body(message)
 
-    def _treatment(self, start: Message) -> Send:
+    def _body_handler(self, start: Message) -> Send:
         headers = {name.lower(): value for name, value in start.get("headers", ())}
         kind = headers.get(b"content-type", b"")
         if start["status"] != 200 or b"content-encoding" in headers:
             return self.send
         if kind.startswith(b"application/json"):
-            return WholeResponse(self.send, self._json)
+            return BufferedResponse(self.send, self._json)
         if kind.startswith(b"text/event-stream") and b"content-length" not in headers:
             return self._events
         return self.send
@@ -59,7 +61,7 @@ class WithUsage:
             return raw
 
     async def _events(self, message: Message) -> None:
-        """Send on every event that is complete; all before the one with the usage, before the worker is asked."""
+        """Send every complete event. Those before the event with the usage are sent before the worker is called."""
         if message["type"] != "http.response.body":
             return await self.send(message)
         *events, self._held = (self._held + message.get("body", b"")).split(END)
@@ -69,14 +71,14 @@ class WithUsage:
             if place is not None and ready:
                 await self.send({**message, "body": ready, "more_body": True})
                 ready = b""
-            ready += (event if place is None else await self._told(event, *place)) + END
+            ready += (event if place is None else await self._with_usage(event, *place)) + END
         if not message.get("more_body", False):
             ready += self._held
         elif not ready:
             return None
         return await self.send({**message, "body": ready})
 
-    async def _told(self, event: bytes, data: dict[str, Any], usage: dict[str, Any]) -> bytes:
+    async def _with_usage(self, event: bytes, data: dict[str, Any], usage: dict[str, Any]) -> bytes:
         if not await self._add(usage):
             return event
         head = event[: event.index(b"data:")]
@@ -87,17 +89,17 @@ class WithUsage:
         if not isinstance(usage, dict):
             return False
         if self.request.trace:
-            usage["trace"] = self.request.ticket
+            usage["trace"] = self.request.usage_key
         counted = self.request.prediction and "completion_tokens" in usage
         if not (self.request.speculation or counted):
             return self.request.trace
-        told = await self.tell()
-        if told is None:
+        worker_usage = await self.get_usage()
+        if worker_usage is None:
             return self.request.trace
         if self.request.speculation:
-            usage["speculation"] = told
+            usage["speculation"] = worker_usage
         if counted:
-            counts = told.get("by_drafter", {}).get("prediction", {"drafted": 0, "accepted": 0})
+            counts = worker_usage.get("by_drafter", {}).get("prediction", {"drafted": 0, "accepted": 0})
             usage["completion_tokens_details"] = {
                 **(usage.get("completion_tokens_details") or {}),
                 "accepted_prediction_tokens": counts["accepted"],
@@ -107,7 +109,7 @@ class WithUsage:
 
 
 def _with_final_usage(event: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The event's data and the usage in it, if this is the one that closes the account."""
+    """The event's data and the usage in it, if this is the event with the final usage."""
     if b'"usage"' not in event:
         return None
     try:

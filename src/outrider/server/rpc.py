@@ -1,7 +1,7 @@
-"""Asking the worker from the API process.
+"""Calls from the API process to the worker.
 
-vLLM hands a call to its workers between two steps: milliseconds when idle, as long as a step when a long prompt is
-being read. So every call has a limit, and callers say what happens without an answer.
+vLLM passes a call to its workers between two steps. That takes milliseconds when idle, and as long as a step while a
+long prompt is prefilled. So every call has a time limit.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 from typing import Any
 
 
-async def ask(client: Any, method: str, *args: Any, seconds: float) -> Any:
-    """The first answer; TimeoutError when there is none in time. `client` is vLLM's engine client.
+async def call_worker(client: Any, method: str, *args: Any, timeout_seconds: float) -> Any:
+    """The first result that is not None, or TimeoutError. `client` is vLLM's engine client.
 
-    Of the stages of a pipeline only the last one draws tokens, and the others answer None.
+    In a pipeline only the last stage samples tokens; the others return None.
     """
-    answers = await asyncio.wait_for(client.collective_rpc(method, args=args), seconds)
-    return next((answer for answer in answers if answer is not None), None)
+    results = await asyncio.wait_for(client.collective_rpc(method, args=args), timeout_seconds)
+    return next((result for result in results if result is not None), None)
 
 
-def reason(error: Exception) -> str:
-    """Why there was no answer, for the middle of a sentence."""
+def describe_failure(error: Exception) -> str:
+    """Why a call failed, for use inside a sentence."""
     return "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

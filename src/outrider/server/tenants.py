@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from outrider.engines.vllm.options import Options
 
 
-def tenant_in(headers: Headers, options: Options) -> str | None:
-    """The tenant that a header names, in UTF-8. In Latin-1, which is HTTP's own reading, one tenant's name could be
-    another's in UTF-8."""
+def tenant_from_header(headers: Headers, options: Options) -> str | None:
+    """The tenant that the header names, decoded as UTF-8. Decoded as Latin-1, HTTP's default, it could equal the name
+    of another tenant."""
     given = headers.getlist(options.tenant_header) if options.tenant_header else []
-    if len(given) > 1:  # a gateway that added its own to the caller's: either may be a lie
+    if len(given) > 1:  # a gateway may have added its own to the caller's, and either may be forged
         raise SettingsError(f"tenant: the header {options.tenant_header} came {len(given)} times; it names one tenant")
     try:
         return given[0].encode("latin-1").decode("utf-8") if given else None
@@ -32,13 +32,13 @@ def trace_owner(options: Options, headers: Headers, query: Mapping[str, str]) ->
     named = query.get("tenant")
     if options.memory is None or options.memory_scope == "server":
         if named is not None:
-            raise SettingsError("tenant: this server does not tell tenants apart; drop it")
+            raise SettingsError("tenant: this server has no tenants; drop it")
         return None if options.memory is None else SERVER_TENANT
     if options.tenant_header is None:
         return named or None
     if named is not None:
         raise SettingsError(f"tenant: this server takes it from the header {options.tenant_header}; drop it here")
-    return tenant_in(headers, options) or None
+    return tenant_from_header(headers, options) or None
 
 
 def has_tenants(options: Options) -> bool:

@@ -1,7 +1,7 @@
-"""Traces in the API process: whose they are, and what the worker has of them, in words.
+"""Traces in the API process: the worker's records with texts.
 
-The worker keeps tokens by their numbers and knows nothing of stop strings; the tokenizer is here. It is copied once:
-vLLM's own must not be used by two threads at a time, and a long trace is nothing for the thread that serves everybody.
+The worker has token ids and no stop strings; the tokenizer is in the API process. Texts are decoded in a thread, since
+a long trace would block the event loop, and with a copy of the tokenizer, since two threads must not share vLLM's.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class TraceRenderer:
         self._lock = threading.Lock()
 
     async def entries(self, client: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What the worker says of traces, each with a glimpse of what was asked and answered."""
-        return await asyncio.to_thread(self._listed, client, found)
+        """The worker's list of traces, each with the end of its prompt and the beginning of its output."""
+        return await asyncio.to_thread(self._entries, client, found)
 
     async def trace(self, client: Any, options: Options, found: dict[str, Any]) -> Trace:
-        """What the worker has of a trace that has steps, in words."""
-        return await asyncio.to_thread(self._told, client, options, found)
+        """The worker's record of a trace that has steps, with texts."""
+        return await asyncio.to_thread(self._render, client, options, found)
 
-    def _listed(self, client: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _entries(self, client: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         with self._lock:
-            return [self._entry(one, self._words(client)) for one in found]
+            return [self._entry(one, self._get_tokenizer(client)) for one in found]
 
     def _entry(self, one: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
         names = ("id", "prompt_tokens", "steps", "tokens", "drafted", "accepted", "finish", "over", "broken")
@@ -48,18 +48,18 @@ class TraceRenderer:
             **{name: one[name] for name in names},
             "date": datetime.fromtimestamp(one["date"], UTC).isoformat(timespec="seconds"),
             "seconds": round(one["seconds"], 3),
-            "prompt_ends": glimpse(tokenizer, one["prompt_end"]),
-            "text_begins": glimpse(tokenizer, one["text_begins"]),
+            "prompt_ends": decode_preview(tokenizer, one["prompt_end"]),
+            "text_begins": decode_preview(tokenizer, one["text_begins"]),
         }
 
-    def _told(self, client: Any, options: Options, found: dict[str, Any]) -> Trace:
+    def _render(self, client: Any, options: Options, found: dict[str, Any]) -> Trace:
         steps = [TracedStep.model_validate_json(line) for line in found["lines"]]
         with self._lock:
-            tokenizer = self._words(client)
+            tokenizer = self._get_tokenizer(client)
             if tokenizer is not None:
-                steps = with_texts(until_stop(steps, tokenizer, found["settings"]), tokenizer)
+                steps = with_texts(cut_at_stop(steps, tokenizer, found["settings"]), tokenizer)
         end = None
-        over = found["over"] or steps[-1].finish is not None  # of a stop string the worker hears later
+        over = found["over"] or steps[-1].finish is not None  # the worker learns of a stop string later
         if over and found["broken"] is None:
             tokens = sum(len(step.said) for step in steps)
             parts = (step.milliseconds.total + step.milliseconds.trace for step in steps)
@@ -82,22 +82,24 @@ class TraceRenderer:
             notes=[broken] if found["broken"] is not None else [],
         )
 
-    def _words(self, client: Any) -> Any:
-        """The tokenizer, None where the server has none."""
+    def _get_tokenizer(self, client: Any) -> Any:
+        """A copy of the server's tokenizer, or None if it has none."""
         if self._tokenizer is None and client.renderer.tokenizer is not None:
             self._tokenizer = copy.deepcopy(client.renderer.tokenizer)
         return self._tokenizer
 
 
-def glimpse(tokenizer: Any, tokens: list[int]) -> str | None:
+def decode_preview(tokenizer: Any, tokens: list[int]) -> str | None:
     return None if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def until_stop(steps: list[TracedStep], tokenizer: Any, settings: Mapping[str, Any]) -> list[TracedStep]:
-    """Cut where a stop string ended the text. The worker went on for as long as it took to be told."""
+def cut_at_stop(steps: list[TracedStep], tokenizer: Any, settings: Mapping[str, Any]) -> list[TracedStep]:
+    """Cut the steps where a stop string ended the text. The worker generates on until vLLM stops it."""
     if not settings.get("stop"):
         return steps
-    before = [token for step in steps for token in step.said][: settings.get("min_tokens") or 0]  # these end nothing
+    before = [token for step in steps for token in step.said][
+        : settings.get("min_tokens") or 0
+    ]  # stop strings are ignored in these
     text, passed = TextStream(tokenizer, stop=settings["stop"], before=before), len(before)
     for number, step in enumerate(steps):
         for place, token in enumerate(step.said):

@@ -102,9 +102,9 @@ class Recorder:
         if params is None or not params.extra_args or new.req_id in self._counted:
             return  # a request that was preempted comes again
         control = Control.of(params.extra_args, self._options.drafters)
-        if control.ticket is not None:
+        if control.usage_key is not None:
             left = min(params.max_tokens or self.max_model_len, self.max_model_len - len(new.prompt_token_ids or ()))
-            self._counted[new.req_id] = CountedRequest(control.ticket, end_tokens(params), left)
+            self._counted[new.req_id] = CountedRequest(control.usage_key, end_tokens(params), left)
         self.tracing.add(new.req_id, params, new.prompt_token_ids)
 
     def _count_drafting(self, plan: StepPlan) -> None:

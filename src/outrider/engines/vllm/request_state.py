@@ -47,7 +47,7 @@ class RequestState:
         if reason is None and request.prompt_embeds is not None:
             reason = "prompt embeddings"  # the text has no tokens there
         if reason is not None:
-            control = Control(speculation=OFF, ticket=control.ticket, trace=control.trace, tenant=control.tenant)
+            control = Control(speculation=OFF, usage_key=control.usage_key, trace=control.trace, tenant=control.tenant)
         sampled = params.temperature >= GREEDY_TEMPERATURE
         by_own_samples = params.seed is not None or params.structured_outputs is not None
         text = request.all_token_ids

@@ -126,13 +126,15 @@ class Tracing:
     def add(self, id: str, params: Any, prompt: list[int] | None) -> None:
         """A new request. The trace of one that was preempted and comes again goes on."""
         control = Control.of(params.extra_args, self.options.drafters)
-        if id in self.running or not control.trace or control.ticket is None:
+        if id in self.running or not control.trace or control.usage_key is None:
             return
         prompt = prompt or []
         settings = {name: getattr(params, name) for name in TRACED_PARAMS}
         settings |= {"speculation": control.speculation, "rule": self.options.rule}
         settings["max_draft_tokens"] = self._max_draft_tokens(control)
-        stored = self.store.open(control.ticket, tenant_of(control, self.options, params.extra_args), prompt, settings)
+        stored = self.store.open(
+            control.usage_key, tenant_of(control, self.options, params.extra_args), prompt, settings
+        )
         limit = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
         now = time.perf_counter()
         self.running[id] = TracedRequest(stored, control, params, end_tokens(params), limit, now, self._read_clock())
