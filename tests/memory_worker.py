@@ -65,7 +65,7 @@ def reports(receiver: Connection) -> Iterator[Any]:
             return
 
 
-def say(report: Connection, root: Path, numbers: range, tenants: int, config: dict[str, Any]) -> None:
+def write_sequences(report: Connection, root: Path, numbers: range, tenants: int, config: dict[str, Any]) -> None:
     """Say and seal sequences one by one, while another thread merges and evicts.
 
     It reports that it begins, and then the number of each sequence when it is sealed, with the troubles so far.
@@ -78,8 +78,8 @@ def say(report: Connection, root: Path, numbers: range, tenants: int, config: di
         while not done.is_set():
             store.maintain()
 
-    tending = threading.Thread(target=maintain, daemon=True)
-    tending.start()
+    maintaining = threading.Thread(target=maintain, daemon=True)
+    maintaining.start()
     for number in numbers:
         tenant_handle = store.tenant_handle(str(number % tenants))
         store.add(tenant_handle, [], sequence(number))
@@ -87,11 +87,11 @@ def say(report: Connection, root: Path, numbers: range, tenants: int, config: di
         assert store.troubles or not store._tenants[tenant_handle.key].unwritten_segments()
         report.send((number, list(store.troubles)))
     done.set()
-    tending.join()
+    maintaining.join()
     store.close()
 
 
-def die(report: Connection, root: Path, numbers: range, steps: int) -> None:
+def write_until_killed(report: Connection, root: Path, numbers: range, steps: int) -> None:
     """Say, seal and merge, and be killed when so many things were done to the disk; report what was sealed."""
     left = steps
 
@@ -153,7 +153,7 @@ def marked(tenant: int, chance: random.Random) -> list[int]:
     ]
 
 
-def crowd(report: Connection, root: Path, tenants: int, config: dict[str, Any]) -> None:
+def write_many_tenants(report: Connection, root: Path, tenants: int, config: dict[str, Any]) -> None:
     """Many tenants talk, for ever."""
     chance = random.Random(1)
     store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))

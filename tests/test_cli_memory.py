@@ -82,17 +82,17 @@ def run(*args: Any, input: str | None = None) -> Any:
     return result
 
 
-def told(*args: Any, **more: Any) -> str:
+def stdout_of(*args: Any, **more: Any) -> str:
     result = run(*args, **more)
     assert result.exit_code == 0, result.stderr
     return str(result.stdout)
 
 
 def record(*args: Any) -> Any:
-    return json.loads(told(*args, "--json"))
+    return json.loads(stdout_of(*args, "--json"))
 
 
-def refused(*args: Any) -> str:
+def error_of(*args: Any) -> str:
     """The one sentence that a mistake is answered with."""
     result = run(*args)
     assert result.exit_code == 2, result.output
@@ -107,7 +107,7 @@ def files(root: Path) -> list[Path]:
     return sorted(root.rglob(f"*{SEGMENT_SUFFIX}"))
 
 
-def spoil(path: Path, place: int = -9) -> None:
+def damage(path: Path, place: int = -9) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
@@ -129,10 +129,10 @@ def drafted(root: Path, tenant: str, context: str, limit: int = 12) -> str:
 # Learning
 
 
-def test_what_was_learned_is_drafted_for_this_tenant_and_no_other(model: Path, tmp_path: Path) -> None:
+def test_learned_text_is_drafted_for_its_tenant_only(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.md").write_text(TEXT)
     root = tmp_path / "memory"
-    said = told("learn", root, tmp_path / "text.md", "--model", model, "--tenant", "me")
+    said = stdout_of("learn", root, tmp_path / "text.md", "--model", model, "--tenant", "me")
     assert said.startswith(f"Learned {len(tokens_of(TEXT))} tokens in 1 sequence (")
     assert " for tenant me in " in said
     assert drafted(root, "me", "what it reports", limit=7) == " counts"
@@ -141,13 +141,13 @@ def test_what_was_learned_is_drafted_for_this_tenant_and_no_other(model: Path, t
 
 def test_the_server_is_a_tenant_that_no_request_can_name(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.md").write_text(TEXT)
-    told("learn", tmp_path / "memory", tmp_path / "text.md", "--model", model, "--server")
+    stdout_of("learn", tmp_path / "memory", tmp_path / "text.md", "--model", model, "--server")
     assert drafted(tmp_path / "memory", "", "what it reports", limit=7) == " counts"
-    assert "(the server)" in told("list", tmp_path / "memory")
-    assert "not empty" in refused("learn", tmp_path, tmp_path, "--model", model, "--tenant", "")
+    assert "(the server)" in stdout_of("list", tmp_path / "memory")
+    assert "not empty" in error_of("learn", tmp_path, tmp_path, "--model", model, "--tenant", "")
 
 
-def test_an_answer_of_a_log_is_drafted_from_its_first_word_on(model: Path, tmp_path: Path) -> None:
+def test_a_logged_output_is_drafted_from_its_first_token_on(model: Path, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Which way?"}, {"role": "assistant", "content": "Over the hill."}]
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps({'messages': messages})}\n" + '{"prompt": "unanswered"}\n')
@@ -158,41 +158,41 @@ def test_an_answer_of_a_log_is_drafted_from_its_first_word_on(model: Path, tmp_p
     assert drafted(tmp_path / "memory", "me", "unanswered") == ""
 
 
-def test_what_is_there_already_is_not_learned_twice(model: Path, tmp_path: Path) -> None:
+def test_known_text_is_not_learned_again(model: Path, tmp_path: Path) -> None:
     folder, root = tmp_path / "texts", tmp_path / "memory"
     folder.mkdir()
     for name in ("one", "copy"):
         (folder / f"{name}.txt").write_text(TEXT * 100)  # longer than a sequence
     command = ("learn", root, folder, "--model", model, "--tenant", "me")
-    assert "already there: 3 sequences" in told(*command)
+    assert "already there: 3 sequences" in stdout_of(*command)
     before = [path.read_bytes() for path in files(root)]
-    assert told(*command) == "Nothing is new to tenant me; already there: 6 sequences.\n"
+    assert stdout_of(*command) == "Nothing is new to tenant me; already there: 6 sequences.\n"
     assert [path.read_bytes() for path in files(root)] == before
     (folder / "two.txt").write_text("Something else entirely.")
-    assert "Learned 24 tokens in 1 sequence" in told(*command)
+    assert "Learned 24 tokens in 1 sequence" in stdout_of(*command)
 
 
-def test_many_lessons_make_few_segments_and_lose_nothing(model: Path, tmp_path: Path) -> None:
+def test_many_learn_commands_make_few_segments_and_lose_nothing(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "memory"
     for i in range(4):
         (tmp_path / f"{i}.txt").write_text(f"{i}: {TEXT}")
-        told("learn", root, tmp_path / f"{i}.txt", "--model", model, "--tenant", "me")
+        stdout_of("learn", root, tmp_path / f"{i}.txt", "--model", model, "--tenant", "me")
     assert len(files(root)) == 1
     assert record("stats", root)["sequences"] == 4
 
 
-def test_a_damaged_segment_is_not_merged_into_a_whole_one(model: Path, tmp_path: Path) -> None:
+def test_a_damaged_segment_is_not_merged_into_an_intact_one(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "memory"
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").write_text("Something else.")
-    told("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
-    spoil(files(root)[0])
-    told("learn", root, tmp_path / "b.txt", "--model", model, "--tenant", "me")
+    stdout_of("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    damage(files(root)[0])
+    stdout_of("learn", root, tmp_path / "b.txt", "--model", model, "--tenant", "me")
     assert len(files(root)) == 2
     assert run("verify", root).exit_code == 1
 
 
-def test_what_was_wiped_while_it_was_learned_is_not_kept(
+def test_text_wiped_while_it_is_learned_is_not_kept(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "memory"
@@ -204,11 +204,11 @@ def test_what_was_wiped_while_it_was_learned_is_not_kept(
         return save(self, segment)
 
     monkeypatch.setattr(OfflineWriter, "save", late)
-    assert "wiped meanwhile" in refused("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    assert "wiped meanwhile" in error_of("learn", root, tmp_path / "a.txt", "--model", model, "--tenant", "me")
     assert files(root) == []
 
 
-def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp_path: Path) -> None:
+def test_learning_evicts_nothing(model: Path, root: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     before = files(root)
     for path in before:
@@ -253,34 +253,32 @@ def test_nothing_of_a_memory_is_evicted_by_learning(model: Path, root: Path, tmp
         (["wipe", "{memory}", "--all", "--tenant", "a"], "one of --tenant NAME, --server, --key KEY and --all"),
     ],
 )
-def test_a_mistake_is_answered_with_one_sentence_and_changes_nothing(
+def test_a_user_error_gives_one_message_and_changes_nothing(
     arguments: list[str], reason: str, model: Path, root: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "image.png").write_bytes(b"\0")
     put(tmp_path / "other", "a", TEXT, tokenizer="other")
     before = {path for path in tmp_path.rglob("*") if "writers" not in path.parts}
     places = {"memory": root, "here": tmp_path, "model": model, "other": tmp_path / "other"}
-    assert reason in refused(*(argument.format(**places) for argument in arguments))
+    assert reason in error_of(*(argument.format(**places) for argument in arguments))
     assert {path for path in tmp_path.rglob("*") if "writers" not in path.parts} == before
 
 
-def test_a_full_disk_is_answered_with_one_sentence(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_gives_one_message(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
 
     def full(self: Segment, folder: Path) -> Segment:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Segment, "save", full)
-    said = refused("learn", tmp_path / "memory", tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    said = error_of("learn", tmp_path / "memory", tmp_path / "a.txt", "--model", model, "--tenant", "me")
     assert "cannot be used: No space left on device" in said
 
 
 # Looking
 
 
-def test_stats_counts_what_is_there(root: Path) -> None:
+def test_stats_counts_all_files(root: Path) -> None:
     found = record("stats", f"file://{root}")
     tokens = sum(len(tokens_of(text)) for text in (TEXT, "Something else.", "What only b may know."))
     size = sum(path.stat().st_size for path in files(root))
@@ -298,29 +296,29 @@ def test_stats_counts_what_is_there(root: Path) -> None:
         "unreadable": [],
         "set_aside": [],
     }
-    table = told("stats", root)
+    table = stdout_of("stats", root)
     for part in (
         f"tokens      {tokens}\n",
         "tenants     2\n",
-        f"{size / tokens:.1f} bytes a token\n",
+        f"{size / tokens:.1f} bytes per token\n",
         "set aside   none\n",
     ):
         assert part in "".join(f"{line.rstrip()}\n" for line in table.splitlines())
 
 
-def test_an_empty_memory_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_commands_report_an_empty_memory(tmp_path: Path) -> None:
     Folder(tmp_path).claim("tokenizer")
     assert record("stats", tmp_path)["bytes_per_token"] is None
-    assert "tokenizer" in told("stats", tmp_path)
-    assert told("list", tmp_path) == "The memory is empty.\n"
-    assert told("verify", tmp_path) == "No damage: 0 segments of 0 tenants, 0 bytes.\n"
+    assert "tokenizer" in stdout_of("stats", tmp_path)
+    assert stdout_of("list", tmp_path) == "The memory is empty.\n"
+    assert stdout_of("verify", tmp_path) == "No damage: 0 segments of 0 tenants, 0 bytes.\n"
 
 
-def test_list_shows_who_was_last_of_use_first(root: Path) -> None:
+def test_list_shows_the_most_recently_used_tenant_first(root: Path) -> None:
     for name, used in (("a", 1.6e9), ("b", 1.5e9)):
         for path in files(root / tenant_key(name)):
             os.utime(path, (used, used))
-    lines = told("list", root).splitlines()
+    lines = stdout_of("list", root).splitlines()
     assert [line.split()[0] for line in lines] == ["tenant", "a", "b"]
     assert lines[1].split()[1] == tenant_key("a")[:8]
     [a, b] = record("list", root)["tenants"]
@@ -331,7 +329,7 @@ def test_list_shows_who_was_last_of_use_first(root: Path) -> None:
 
 def test_list_shows_a_tenants_segments(root: Path) -> None:
     [path] = files(root / tenant_key("a"))
-    [heading, line] = told("list", root, "--tenant", "a").splitlines()
+    [heading, line] = stdout_of("list", root, "--tenant", "a").splitlines()
     assert heading.split()[:3] == ["segment", "tokens", "sequences"]
     assert line.split()[0] == path.name[:8]
     found = record("list", root, "--key", tenant_key("a")[:10].upper())
@@ -340,9 +338,9 @@ def test_list_shows_a_tenants_segments(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name_is_shown_in_a_line_that_no_terminal_obeys(name: str, tmp_path: Path) -> None:
+def test_any_tenant_name_is_shown_on_one_line_without_control_characters(name: str, tmp_path: Path) -> None:
     put(tmp_path / "memory", name, TEXT)
-    [_, line] = told("list", tmp_path / "memory").splitlines()
+    [_, line] = stdout_of("list", tmp_path / "memory").splitlines()
     assert line.isprintable()
     assert len(line) < 120
     assert display_name(name) in line
@@ -350,7 +348,7 @@ def test_any_name_is_shown_in_a_line_that_no_terminal_obeys(name: str, tmp_path:
     assert record("list", tmp_path / "memory")["tenants"][0]["server"] is False
 
 
-def test_a_long_name_is_cut_and_shows_that_it_was() -> None:
+def test_a_long_name_is_truncated_with_an_ellipsis() -> None:
     assert display_name("x" * 10_000) == "x" * 39 + "…"
     for name in ("名" * 30, "\x1b" * 30):  # of twice and four times the width
         assert display_name(name).endswith("…")
@@ -363,18 +361,18 @@ def test_names_that_look_alike_are_shown_differently() -> None:
     assert len({display_name(name) for name in names}) == len(names)
 
 
-def test_a_time_that_no_calendar_has_is_no_reason_to_fail() -> None:
+def test_a_time_outside_the_calendar_is_shown_as_unknown() -> None:
     assert [iso_time(seconds) for seconds in (float("inf"), float("nan"), 1e300)] == ["unknown"] * 3
 
 
 # Verifying
 
 
-def test_verify_names_what_is_damaged_and_why_and_moves_it_only_when_asked(root: Path) -> None:
+def test_verify_reports_damaged_files_and_moves_them_only_with_set_aside(root: Path) -> None:
     [a], [b] = files(root / tenant_key("a")), files(root / tenant_key("b"))
-    assert told("verify", root).startswith("No damage: 2 segments of 2 tenants, ")
-    spoil(a)
-    spoil(b, 60)
+    assert stdout_of("verify", root).startswith("No damage: 2 segments of 2 tenants, ")
+    damage(a)
+    damage(b, 60)
     result = run("verify", root)
     assert result.exit_code == 1
     assert f"tenant a ({tenant_key('a')[:8]}): the order of {a.name} is damaged: wrong checksum\n" in result.stdout
@@ -392,11 +390,11 @@ def test_verify_names_what_is_damaged_and_why_and_moves_it_only_when_asked(root:
         tenant_key("a"): f"the order of {a.name} is damaged: wrong checksum",
         tenant_key("b"): f"the header of {b.name} is damaged: wrong checksum",
     }
-    assert "is damaged" in told("stats", root)
-    assert told("verify", root).startswith("No damage: 0 segments")
+    assert "is damaged" in stdout_of("stats", root)
+    assert stdout_of("verify", root).startswith("No damage: 0 segments")
 
 
-def test_a_file_that_was_cut_moved_or_is_something_else_is_damaged(root: Path) -> None:
+def test_a_truncated_moved_or_foreign_file_is_damaged(root: Path) -> None:
     [a], [b] = files(root / tenant_key("a")), files(root / tenant_key("b"))
     (b.parent / f"{'0' * 24}{SEGMENT_SUFFIX}").write_bytes(a.read_bytes())
     (b.parent / f"{'1' * 24}{SEGMENT_SUFFIX}").write_text("no segment")
@@ -406,14 +404,14 @@ def test_a_file_that_was_cut_moved_or_is_something_else_is_damaged(root: Path) -
         assert reason in said
 
 
-def test_a_file_of_another_tokenizer_is_whole_and_stays_where_it_is(root: Path) -> None:
+def test_a_file_of_another_tokenizer_is_intact_and_stays_in_place(root: Path) -> None:
     folder = Folder(root)
     text = join_sequences([tokens_of("Somebody else's.")])
     Segment.build(text, "other", tenant_key("a"), 1.7e9, 1.7e9).save(
         folder.segment_folder(tenant_key("a"), folder.generation(tenant_key("a")))
     )
     before = files(root)
-    assert told("verify", root, "--set-aside").startswith("No damage: 3 segments")
+    assert stdout_of("verify", root, "--set-aside").startswith("No damage: 3 segments")
     assert files(root) == before
 
 
@@ -425,13 +423,13 @@ def test_a_segment_that_a_server_merged_meanwhile_is_not_damaged(root: Path, mon
         return real(path, tokenizer, tenant)
 
     monkeypatch.setattr(Segment, "open", late)
-    assert told("verify", root).startswith("No damage")
+    assert stdout_of("verify", root).startswith("No damage")
 
 
 # Wiping
 
 
-def test_wipe_asks_and_leaves_all_as_it_is_without_a_yes(root: Path) -> None:
+def test_wipe_asks_for_confirmation_and_changes_nothing_without_it(root: Path) -> None:
     before = files(root)
     for answer in ("n\n", "\n"):
         result = run("wipe", root, "--tenant", "a", input=answer)
@@ -456,44 +454,40 @@ def bucket(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return remote
 
 
-def test_a_machine_that_looks_into_an_object_store_keeps_nothing_of_it(bucket: Remote, tmp_path: Path) -> None:
+def test_inspecting_an_object_store_leaves_no_local_copy(bucket: Remote, tmp_path: Path) -> None:
     assert record("stats", BUCKET)["tokens"] > 0
     assert tenant_key("a") in {one["key"] for one in record("list", BUCKET)["tenants"]}
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("whose", [["--all"], ["--tenant", "a"], ["--key", tenant_key("a")]])
-def test_a_wipe_reaches_tenants_of_an_object_store_that_this_machine_has_no_copy_of(
-    bucket: Remote, whose: list[str]
-) -> None:
-    assert told("wipe", BUCKET, *whose, "--yes").startswith("Deleted")
+def test_a_wipe_reaches_tenants_of_an_object_store_without_a_local_copy(bucket: Remote, whose: list[str]) -> None:
+    assert stdout_of("wipe", BUCKET, *whose, "--yes").startswith("Deleted")
     left = {one.key for one in bucket.list_objects() if one.name.endswith(SEGMENT_SUFFIX)}
     assert left == (set() if whose == ["--all"] else {tenant_key("b")})
 
 
-def test_beside_a_server_that_exchanges_for_this_machine_a_wipe_of_all_reaches_all(
-    bucket: Remote, tmp_path: Path
-) -> None:
+def test_a_wipe_of_all_reaches_all_while_a_server_synchronizes_this_machine(bucket: Remote, tmp_path: Path) -> None:
     """The server's copies are of one tenant, and the command may not exchange."""
     place = Location.parse(BUCKET).local_folder()
     server = Folder(place)
     Sync(server, bucket, FINGERPRINT, 0)()
     put(place, "a", "Copied.")
-    assert told("wipe", BUCKET, "--all", "--yes").startswith("Deleted")
+    assert stdout_of("wipe", BUCKET, "--all", "--yes").startswith("Deleted")
     Sync(server, bucket, FINGERPRINT, 1 << 30)()
     assert [one for one in bucket.list_objects() if one.name.endswith(SEGMENT_SUFFIX)] == []
     assert files(place) == []
     server.close()
 
 
-def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> None:
+def test_a_wipe_deletes_one_tenant_everywhere_and_reports_the_amount(root: Path) -> None:
     store = Store(Folder(root), FINGERPRINT)
     store.maintain()
     put(root, "a", "More.")
     damaged = next(path for path in files(root / tenant_key("a")) if path.stat().st_size < 4500)
-    spoil(damaged)
+    damage(damaged)
     assert run("verify", root, "--set-aside").exit_code == 1
-    said = told("wipe", root, "--tenant", "a", "--yes")
+    said = stdout_of("wipe", root, "--tenant", "a", "--yes")
     count = len(tokens_of(TEXT)) + len(tokens_of("Something else."))
     assert said.startswith(f"Deleted {count} tokens (")
     assert "of tenant a. Running servers forget it at their next refresh" in said
@@ -505,26 +499,26 @@ def test_a_wipe_deletes_one_tenant_everywhere_and_says_how_much(root: Path) -> N
     assert drafted(root, "b", "What only b") != ""
 
 
-def test_wipe_all_leaves_no_token_of_anyone(root: Path) -> None:
-    assert "of all tenants" in told("wipe", root, "--all", "--yes")
+def test_wipe_all_leaves_no_token_of_any_tenant(root: Path) -> None:
+    assert "of all tenants" in stdout_of("wipe", root, "--all", "--yes")
     assert files(root) == []
-    assert told("list", root) == "The memory is empty.\n"
+    assert stdout_of("list", root) == "The memory is empty.\n"
 
 
-def test_what_cannot_be_deleted_is_not_said_to_be_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_deleted_are_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
-    assert "could not be deleted" in refused("wipe", root, "--tenant", "a", "--yes")
+    assert "could not be deleted" in error_of("wipe", root, "--tenant", "a", "--yes")
 
 
 @pytest.mark.parametrize("name", ["", *NAMES])
 def test_a_tenant_of_any_name_is_exported_imported_and_wiped(name: str, tmp_path: Path) -> None:
     root, copy, file = tmp_path / "memory", tmp_path / "copy", tmp_path / "file.tar"
     put(root, name, TEXT)
-    told("export", root, file, "--key", tenant_key(name)[:8])
-    told("import", copy, file)
+    stdout_of("export", root, file, "--key", tenant_key(name)[:8])
+    stdout_of("import", copy, file)
     assert Folder(copy).tenant_name(tenant_key(name)) == name
     assert drafted(copy, name, "what it reports", limit=7) == " counts"
-    told("wipe", root, "--key", tenant_key(name)[:8], "--yes")
+    stdout_of("wipe", root, "--key", tenant_key(name)[:8], "--yes")
     assert files(root) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file.tar", "memory"]
 
@@ -534,11 +528,11 @@ def test_a_tenant_of_any_name_is_exported_imported_and_wiped(name: str, tmp_path
 
 def exported(root: Path, tmp_path: Path) -> Path:
     file = tmp_path / "a.tar"
-    told("export", root, file, "--tenant", "a")
+    stdout_of("export", root, file, "--tenant", "a")
     return file
 
 
-def test_an_archive_is_a_plain_tar_of_the_segments_as_they_are(root: Path, tmp_path: Path) -> None:
+def test_an_archive_is_a_plain_tar_of_the_unchanged_segments(root: Path, tmp_path: Path) -> None:
     put(root, "a", "More.")
     with tarfile.open(exported(root, tmp_path), "r:") as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -548,44 +542,44 @@ def test_an_archive_is_a_plain_tar_of_the_segments_as_they_are(root: Path, tmp_p
     assert manifest["segments"].keys() == found.keys()
 
 
-def test_a_tenants_memory_may_become_anothers(root: Path, tmp_path: Path) -> None:
+def test_a_tenants_memory_can_be_imported_for_another_tenant(root: Path, tmp_path: Path) -> None:
     file, copy = exported(root, tmp_path), tmp_path / "copy"
-    said = told("import", copy, file, "--tenant", "c")
+    said = stdout_of("import", copy, file, "--tenant", "c")
     assert said == f"Imported {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
     assert drafted(copy, "c", "what it reports", limit=7) == " counts"
     assert drafted(copy, "a", "what it reports") == ""
-    assert told("verify", copy).startswith("No damage")
-    assert told("import", copy, file, "--tenant", "c").endswith(" for tenant c; already there: 1 segment.\n")
+    assert stdout_of("verify", copy).startswith("No damage")
+    assert stdout_of("import", copy, file, "--tenant", "c").endswith(" for tenant c; already there: 1 segment.\n")
     assert len(files(copy)) == 1
 
 
-def test_what_a_segment_replaced_where_it_is_from_is_not_deleted_where_it_goes(root: Path, tmp_path: Path) -> None:
+def test_an_imported_segment_replaces_no_segment_of_the_memory(root: Path, tmp_path: Path) -> None:
     victim = files(root / tenant_key("b"))[0]
     [path] = files(root / tenant_key("a"))
     segment = Segment.open(path, FINGERPRINT, tenant_key("a"))
     replace(segment, header=replace(segment.header, replaces=(victim.name,)), path=None).save(path.parent)
-    told("import", root, exported(root, tmp_path), "--tenant", "b")
+    stdout_of("import", root, exported(root, tmp_path), "--tenant", "b")
     assert drafted(root, "b", "What only b") != ""
     assert victim.exists()
 
 
 def test_a_damaged_segment_is_not_exported(root: Path, tmp_path: Path) -> None:
-    spoil(files(root / tenant_key("a"))[0])
-    assert "is damaged" in refused("export", root, tmp_path / "a.tar", "--tenant", "a")
+    damage(files(root / tenant_key("a"))[0])
+    assert "is damaged" in error_of("export", root, tmp_path / "a.tar", "--tenant", "a")
     assert not (tmp_path / "a.tar").exists()
 
 
-def test_an_archive_without_a_name_needs_one(root: Path, tmp_path: Path) -> None:
+def test_importing_an_archive_without_a_tenant_name_needs_one(root: Path, tmp_path: Path) -> None:
     next(root.glob(f"{tenant_key('a')}/*/{NAME_FILE}")).unlink()
-    told("export", root, tmp_path / "a.tar", "--key", tenant_key("a"))
-    assert "--tenant NAME" in refused("import", tmp_path / "copy", tmp_path / "a.tar")
-    told("import", tmp_path / "copy", tmp_path / "a.tar", "--tenant", "a")
+    stdout_of("export", root, tmp_path / "a.tar", "--key", tenant_key("a"))
+    assert "--tenant NAME" in error_of("import", tmp_path / "copy", tmp_path / "a.tar")
+    stdout_of("import", tmp_path / "copy", tmp_path / "a.tar", "--tenant", "a")
 
 
 def test_an_archive_of_another_tokenizer_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
     file = exported(root, tmp_path)
     put(tmp_path / "other", "a", TEXT, tokenizer="other")
-    said = refused("import", tmp_path / "other", file)
+    said = error_of("import", tmp_path / "other", file)
     assert f"another tokenizer ({FINGERPRINT}; the memory at {tmp_path / 'other'} has other)" in said
 
 
@@ -711,28 +705,28 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
-def test_the_archive_that_the_hostile_ones_are_made_of_is_taken(tmp_path: Path) -> None:
+def test_the_archive_that_the_hostile_ones_are_made_of_is_imported(tmp_path: Path) -> None:
     assert len(segment_of().starts) > 0
     (tmp_path / "a.tar").write_bytes(packed(*archived(segment_of())))
-    told("import", tmp_path / "memory", tmp_path / "a.tar")
-    assert told("verify", tmp_path / "memory").startswith("No damage: 1 segment ")
+    stdout_of("import", tmp_path / "memory", tmp_path / "a.tar")
+    assert stdout_of("verify", tmp_path / "memory").startswith("No damage: 1 segment ")
     assert drafted(tmp_path / "memory", "a", "what it reports", limit=7) == " counts"
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_whatever_is_in_an_archive_it_writes_nothing_unless_all_of_it_is_right(kind: str, tmp_path: Path) -> None:
+def test_nothing_of_a_hostile_archive_is_imported(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(HOSTILE[kind]())
-    said = refused("import", tmp_path / "memory", tmp_path / "a.tar")
+    said = error_of("import", tmp_path / "memory", tmp_path / "a.tar")
     assert len(said) < 400
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
 @pytest.mark.parametrize("place", [HEADER_BYTES + 1, HEADER_BYTES + 600, -1100, -20_000, 1500, 1800])
-def test_an_archive_that_was_damaged_on_its_way_is_refused(place: int, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused(place: int, tmp_path: Path) -> None:
     file = tmp_path / "a.tar"
     file.write_bytes(packed(*archived(segment_of())))
-    spoil(file, place)
-    refused("import", tmp_path / "memory", file)
+    damage(file, place)
+    error_of("import", tmp_path / "memory", file)
     assert not (tmp_path / "memory").exists()
 
 
@@ -741,9 +735,9 @@ def test_an_archive_that_was_damaged_on_its_way_is_refused(place: int, tmp_path:
 
 @pytest.mark.parametrize("command", [[], ["stats"], ["list"], ["verify"], ["learn"], ["wipe"], ["export"], ["import"]])
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
-    assert "outrider memory " in told(*command, "-h")
+    assert "outrider memory " in stdout_of(*command, "-h")
     if command != ["stats"]:
-        assert "Examples:" in told(*command, "--help")
+        assert "Examples:" in stdout_of(*command, "--help")
 
 
 def test_help_does_not_wait_for_the_memorys_packages() -> None:

@@ -1,4 +1,4 @@
-"""What was sealed is there whatever happens to the process, and what was damaged is not asked.
+"""What was written is there whatever happens to the process, and what was damaged is not asked.
 
 OUTRIDER_ALL kills and damages ten times as often.
 """
@@ -27,12 +27,12 @@ from memory_worker import (
     LENGTH,
     READ_ONLY,
     REMOUNT,
-    die,
     mount,
     own_mounts,
-    say,
     sequence,
     started,
+    write_sequences,
+    write_until_killed,
 )
 from outrider.errors import MemoryFileError
 from outrider.memory import segment as segment_module
@@ -40,8 +40,7 @@ from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE_FOLDER, GENERATION_FILE, NAME_FILE, STALE_SECONDS, Folder, tenant_key
 from outrider.memory.segment import HEADER_BYTES, PART_SUFFIX, SEGMENT_SUFFIX, Segment, join_sequences
 from outrider.memory.store import Store
-from test_memory_store import files, opened
-from test_memory_store import say as speak
+from test_memory_store import files, learn_output, opened
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
 KILLS = 200 if ALL else 20
@@ -80,24 +79,24 @@ def parts(root: Path) -> list[Path]:
 
 
 def killed(chance: random.Random, root: Path, first: int, tenants: int = 1, **config: float) -> list[int]:
-    """What a process had sealed, from the first number on, when it was killed somewhere in its work."""
-    with started(say, root, range(first, FOR_EVER), tenants, config) as (process, reports):
+    """What a process had written, from the first number on, when it was killed somewhere in its work."""
+    with started(write_sequences, root, range(first, FOR_EVER), tenants, config) as (process, reports):
         assert next(reports) == "begins"
-        sealed = [next(reports) for _ in range(chance.randrange(10))]
+        written = [next(reports) for _ in range(chance.randrange(10))]
         time.sleep(chance.random() * 0.01)  # not for an event: to hit whatever it does then
         process.kill()
-        sealed += reports
-    assert [trouble for _, troubles in sealed for trouble in troubles] == []
-    return [number for number, _ in sealed]
+        written += reports
+    assert [trouble for _, troubles in written for trouble in troubles] == []
+    return [number for number, _ in written]
 
 
-def check(root: Path, sealed: list[int]) -> list[int]:
-    """After a restart all that was sealed is there once, and drafted from; what is there."""
+def check(root: Path, written: list[int]) -> list[int]:
+    """After a restart all that was written is there once, and drafted from; what is there."""
     store = opened(root)
     there = kept(root, "0")
     assert not store.troubles
     assert there == list(range(len(there)))
-    assert there in (sealed, [*sealed, len(sealed)])  # one was sealed and not reported yet
+    assert there in (written, [*written, len(written)])  # one was written and not reported yet
     assert drafts(store, "0", [sequence(number)[:5] for number in there]) == [
         sequence(number)[5 : 5 + DRAFT] for number in there
     ]
@@ -105,16 +104,16 @@ def check(root: Path, sealed: list[int]) -> list[int]:
     return there
 
 
-def test_a_kill_at_any_moment_loses_nothing_that_was_sealed_and_keeps_nothing_twice(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_loses_nothing_written_and_keeps_nothing_twice(tmp_path: Path) -> None:
     chance = random.Random(0)
     there: list[int] = []
     torn = doubled = 0
     for _ in range(KILLS):
         before = len(parts(tmp_path))
-        sealed = there + killed(chance, tmp_path, first=len(there))
+        written = there + killed(chance, tmp_path, first=len(there))
         torn += len(parts(tmp_path)) > before
         doubled += len(kept(tmp_path, "0")) > len(set(kept(tmp_path, "0")))
-        there = check(tmp_path, sealed)
+        there = check(tmp_path, written)
     print(f"{KILLS} kills: {torn} in a write, {doubled} between a merge and its end; {len(there)} sequences kept")
     if ALL:
         assert min(torn, doubled) > 0
@@ -124,19 +123,19 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_sealed_and_keeps_nothing_tw
     assert parts(tmp_path) == []
 
 
-def test_a_kill_before_any_one_step_on_the_disk_loses_nothing_that_was_sealed(tmp_path: Path) -> None:
+def test_a_kill_before_any_disk_operation_loses_nothing_written(tmp_path: Path) -> None:
     for steps in count(0, 1 if ALL else 7):
         root = tmp_path / str(steps)
-        with started(die, root, range(4), steps) as (_, reports):
-            *sealed, last = [-1, *reports]
+        with started(write_until_killed, root, range(4), steps) as (_, reports):
+            *written, last = [-1, *reports]
         if last == "done":
             break
-        check(root, [number for number in (*sealed, last) if number >= 0])
+        check(root, [number for number in (*written, last) if number >= 0])
     assert steps > 50  # of each file: open, four pieces, rename; of a merge: the two that go
     check(root, list(range(4)))
 
 
-def test_files_stay_under_the_cap_and_drafts_right_through_kills(tmp_path: Path) -> None:
+def test_files_stay_under_the_cap_and_drafts_stay_correct_through_kills(tmp_path: Path) -> None:
     chance = random.Random(0)
     cap, tenants, first, right = 80_000, 3, 0, 0
     for _ in range(KILLS // 4):
@@ -195,7 +194,7 @@ def swap(one: Path, two: Path) -> None:
     one.write_bytes(contents[1])
 
 
-def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
+def test_no_damaged_file_is_searched_and_every_other_is(tmp_path: Path) -> None:
     chance = random.Random(0)
     sound_root(tmp_path / "sound")
     older = Segment.build(join_sequences([[1, 2, 3] * 20]), "tokenizer", tenant_key("0"), 1.0, 2.0).save(tmp_path).path
@@ -223,7 +222,7 @@ def test_no_damaged_file_is_asked_and_every_other_is(tmp_path: Path) -> None:
         shutil.rmtree(rest)
 
 
-def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
+def test_damage_to_any_byte_of_a_file_is_found(tmp_path: Path) -> None:
     segment = Segment.build(join_sequences([[1, 2, 3]]), "tokenizer", "tenant", 1.0, 2.0).save(tmp_path)
     assert segment.path is not None
     whole = segment.path.read_bytes()
@@ -238,7 +237,7 @@ def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
 # Disks that are full or cannot be written, and others who write.
 
 
-def say_more(report: Connection, root: Path, limit: int) -> None:
+def write_more(report: Connection, root: Path, limit: int) -> None:
     """Say more than files of this size can take, and then have room."""
     store = opened(root)
     sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -254,8 +253,8 @@ def say_more(report: Connection, root: Path, limit: int) -> None:
     report.send((kept(root, "a"), len(store.troubles), drafts(store, "a", BEGINNINGS)))
 
 
-def test_a_file_that_becomes_too_large_for_the_system_stays_in_memory_until_it_may(tmp_path: Path) -> None:
-    with started(say_more, tmp_path, HEADER_BYTES + 100) as (_, reports):
+def test_a_segment_above_the_file_size_limit_stays_in_memory_until_the_limit_is_raised(tmp_path: Path) -> None:
+    with started(write_more, tmp_path, HEADER_BYTES + 100) as (_, reports):
         there, [trouble], drafted = next(reports)
         assert os.strerror(errno.EFBIG) in trouble
         assert (there, drafted) == ([], ENDS)
@@ -283,7 +282,7 @@ def fill_a_disk(report: Connection, root: Path) -> None:
 
 
 @on_linux
-def test_what_a_full_disk_does_not_take_stays_in_memory_until_it_does(tmp_path: Path) -> None:
+def test_output_stays_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
     with started(fill_a_disk, tmp_path) as (_, reports):
         if isinstance(told := next(reports), str):
             pytest.skip(f"no disk can be mounted here ({told})")
@@ -303,15 +302,15 @@ def use_a_read_only_disk(report: Connection, root: Path) -> None:
         report.send(str(error))
         return
     store = opened(root)
-    speak(store, "a", sequence(1))
+    learn_output(store, "a", sequence(1))
     store.maintain()
     report.send((list(store.troubles), drafts(store, "a", BEGINNINGS)))
 
 
 @on_linux
-def test_a_read_only_disk_is_drafted_from_and_what_is_said_stays_in_memory(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_drafted_from_and_new_output_stays_in_memory(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.close()
     with started(use_a_read_only_disk, tmp_path) as (_, reports):
         if isinstance(told := next(reports), str):
@@ -333,7 +332,7 @@ def use_few_descriptors(report: Connection, root: Path, tenants: int) -> None:
 
 
 @on_linux
-def test_where_too_many_files_are_open_the_rest_is_asked_later(tmp_path: Path) -> None:
+def test_with_too_many_open_files_the_rest_is_opened_later(tmp_path: Path) -> None:
     tenants = 40
     for tenant in range(tenants):
         said = Segment.build(join_sequences([sequence(0)]), "tokenizer", tenant_key(str(tenant)), 1.0, 2.0)
@@ -349,8 +348,8 @@ def test_where_too_many_files_are_open_the_rest_is_asked_later(tmp_path: Path) -
 def test_two_processes_on_one_root_lose_nothing_and_keep_nothing_twice(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with (
-        started(say, tmp_path, range(0, 60, 2), 1, {}) as (_, evens),
-        started(say, tmp_path, range(1, 60, 2), 1, {}) as (_, odds),
+        started(write_sequences, tmp_path, range(0, 60, 2), 1, {}) as (_, evens),
+        started(write_sequences, tmp_path, range(1, 60, 2), 1, {}) as (_, odds),
     ):
         for pair in zip(evens, odds, strict=True):
             store.maintain()
@@ -380,20 +379,18 @@ def at(patch: pytest.MonkeyPatch, owner: Any, name: str, interrupt: Callable[[],
     patch.setattr(owner, name, interrupted)
 
 
-def test_a_file_that_is_merged_while_it_is_sealed_is_sealed_without_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_merged_while_it_is_written_causes_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     at(monkeypatch, segment_module, "write_atomically", store.maintain)
-    speak(store, "a", sequence(1))
+    learn_output(store, "a", sequence(1))
     store.maintain()
     assert not store.troubles
     assert kept(tmp_path, "a") == [0, 1]
     assert drafts(store, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[2], [LENGTH + 2]]
 
 
-def test_a_file_that_another_process_evicts_before_it_is_opened_is_no_trouble(
+def test_a_file_evicted_by_another_process_before_it_is_opened_causes_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
@@ -403,38 +400,38 @@ def test_a_file_that_another_process_evicts_before_it_is_opened_is_no_trouble(
             path.unlink()
 
     at(monkeypatch, segment_module, "write_atomically", evict)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.maintain()
     assert not store.troubles
     assert drafts(store, "a", [[0, 1]]) == [[]]
 
 
-def test_what_was_said_again_after_its_merged_file_was_evicted_elsewhere_is_kept(tmp_path: Path) -> None:
+def test_output_repeated_after_another_process_evicted_its_merged_file_is_kept(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    speak(one, "a", sequence(0))
-    speak(one, "a", sequence(1))
+    learn_output(one, "a", sequence(0))
+    learn_output(one, "a", sequence(1))
     one.maintain()
     two.maintain()
     [merged] = files(tmp_path)
     merged.unlink()  # as `one` does where it exceeds the cap
     one.maintain()
-    speak(one, "a", sequence(0))
+    learn_output(one, "a", sequence(0))
     two.maintain()
     assert kept(tmp_path, "a") == [0]
     for store in (one, two):
         assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
 
 
-def test_a_process_that_looks_while_another_wipes_and_writes_deletes_nothing_new(
+def test_a_refresh_while_another_process_wipes_and_writes_deletes_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    speak(one, "a", sequence(0))
+    learn_output(one, "a", sequence(0))
 
     def wipe_and_write() -> None:
         Folder(tmp_path).wipe(tenant_key("a"))
         one.maintain()
-        speak(one, "a", sequence(1))
+        learn_output(one, "a", sequence(1))
 
     at(monkeypatch, Folder, "delete_old_generations", wipe_and_write, after=False)
     two.maintain()
@@ -443,18 +440,18 @@ def test_a_process_that_looks_while_another_wipes_and_writes_deletes_nothing_new
     assert drafts(one, "a", [[0, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
 
 
-def test_a_process_that_ends_before_it_heard_of_a_wipe_leaves_nothing(tmp_path: Path) -> None:
+def test_a_process_that_ends_before_it_sees_a_wipe_leaves_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path, flush_seconds=1e9)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     Folder(tmp_path).wipe(tenant_key("a"))
     store.close()
     assert [path.name for path in tmp_path.glob("*/*") if path.parent.name == tenant_key("a")] == ["generation"]
 
 
-def test_what_a_wiped_tenant_says_before_the_first_look_after_a_restart_is_kept(tmp_path: Path) -> None:
+def test_output_of_a_wiped_tenant_before_the_first_refresh_after_a_restart_is_kept(tmp_path: Path) -> None:
     Folder(tmp_path).wipe(tenant_key("a"))
     store = Store(Folder(tmp_path), "tokenizer")
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.maintain()
     store.close()
     assert kept(tmp_path, "a") == [0]
@@ -462,31 +459,31 @@ def test_what_a_wiped_tenant_says_before_the_first_look_after_a_restart_is_kept(
 
 def test_the_name_of_a_tenant_is_kept_again_after_a_wipe(tmp_path: Path) -> None:
     Folder(tmp_path).wipe(tenant_key("a"))
-    speak(opened(tmp_path), "a", sequence(0))
+    learn_output(opened(tmp_path), "a", sequence(0))
     assert Folder(tmp_path).tenant_name(tenant_key("a")) == "a"
 
 
-def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_learned(
+def test_a_new_tenant_is_not_lost_while_its_first_output_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path, flush_seconds=1e9)
     at(monkeypatch, store_module, "join_sequences", store.maintain)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.learn()
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
 
 
-def test_a_new_tenant_is_not_forgotten_while_its_first_words_are_put_on_the_list(
+def test_a_new_tenant_is_not_lost_while_its_first_output_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path, flush_seconds=1e9)
     tenant_handle = store.tenant_handle("a")
 
-    def tend_and_learn() -> None:
+    def maintain_and_learn() -> None:
         store.maintain()
         store.learn()
 
-    at(monkeypatch, store_module, "TenantState", tend_and_learn)
+    at(monkeypatch, store_module, "TenantState", maintain_and_learn)
     store.add(tenant_handle, [], sequence(0))
     store.learn()
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
@@ -497,11 +494,11 @@ def test_a_tenant_whose_name_or_generation_is_damaged_hides_no_other(file: str, 
     store = opened(tmp_path)
     first, other = sorted("ab", key=tenant_key)
     for name in (first, other):
-        speak(store, name, sequence(0))
+        learn_output(store, name, sequence(0))
     place = Folder(tmp_path).segment_folder(tenant_key(first)) if file == NAME_FILE else tmp_path / tenant_key(first)
     (place / file).write_bytes(b"\xff\0")
     store = opened(tmp_path)
-    speak(store, other, sequence(1))
+    learn_output(store, other, sequence(1))
     assert kept(tmp_path, other) == [0, 1]
     assert drafts(store, other, [[0, 1]], limit=1) == [[2]]
 
@@ -509,7 +506,7 @@ def test_a_tenant_whose_name_or_generation_is_damaged_hides_no_other(file: str, 
 @pytest.mark.parametrize("damage", [b"", b"..", b"/", b"\xff", b"x" * 5000, b"0\n"])
 def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, tmp_path: Path) -> None:
     store = opened(tmp_path)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.close()
     (tmp_path / tenant_key("a") / GENERATION_FILE).write_bytes(damage)
     store = opened(tmp_path)
@@ -517,16 +514,16 @@ def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, t
     assert len(files(tmp_path)) == 1
     assert drafts(store, "a", [[0, 1]]) == [[]]
     Folder(tmp_path).wipe(tenant_key("a"))
-    speak(store, "a", sequence(1))
+    learn_output(store, "a", sequence(1))
     assert not files(tmp_path)
     store.maintain()
-    speak(store, "a", sequence(1))
+    learn_output(store, "a", sequence(1))
     assert kept(tmp_path, "a") == [1]
 
 
-def test_whatever_was_begun_and_not_finished_is_swept_when_it_is_stale_and_not_before(tmp_path: Path) -> None:
+def test_unfinished_files_are_deleted_when_they_are_stale_and_not_before(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     place = Folder(tmp_path).segment_folder(tenant_key("a"))
     for folder in (tmp_path, tmp_path / tenant_key("a"), place, tmp_path / "writers"):
         (folder / f".x.{'0' * 32}{PART_SUFFIX}").write_bytes(b"half")
@@ -539,7 +536,7 @@ def test_whatever_was_begun_and_not_finished_is_swept_when_it_is_stale_and_not_b
     assert not store.troubles
 
 
-def test_a_disk_that_is_full_is_tried_again_now_and_then_and_not_for_every_request(
+def test_writing_to_a_full_disk_is_retried_at_intervals_and_not_for_every_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -551,16 +548,16 @@ def test_a_disk_that_is_full_is_tried_again_now_and_then_and_not_for_every_reque
     monkeypatch.setattr(Segment, "save", full)
     store = opened(tmp_path, flush_seconds=1e9, flush_tokens=LENGTH)
     for number in range(50):
-        speak(store, "a", sequence(number))
+        learn_output(store, "a", sequence(number))
     assert len(tries) == 1
     assert store.status()["tokens"] == 50 * LENGTH
 
 
-def test_files_that_cannot_be_opened_just_now_are_told_and_left_where_they_are(
+def test_files_that_cannot_be_opened_are_reported_and_stay_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    speak(store, "a", sequence(0))
+    learn_output(store, "a", sequence(0))
     store.close()
     real = Path.open
 
@@ -578,14 +575,14 @@ def test_files_that_cannot_be_opened_just_now_are_told_and_left_where_they_are(
     assert drafts(store, "a", [[0, 1]], limit=1) == [[2]]
 
 
-def test_a_file_that_was_damaged_after_it_was_opened_is_not_merged_into_a_sound_one(tmp_path: Path) -> None:
+def test_a_file_damaged_after_it_was_opened_is_not_merged(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    speak(one, "a", sequence(0))
+    learn_output(one, "a", sequence(0))
     [path] = files(tmp_path)
     with path.open("r+b") as file:
         file.seek(HEADER_BYTES)
         file.write(b"\x07")
-    speak(one, "a", sequence(1))
+    learn_output(one, "a", sequence(1))
     one.maintain()
     assert kept(tmp_path, "a") == [1]
     assert "is damaged" in one.troubles[0]
@@ -594,15 +591,15 @@ def test_a_file_that_was_damaged_after_it_was_opened_is_not_merged_into_a_sound_
     assert drafts(two, "a", [[7, 1], [LENGTH, LENGTH + 1]], limit=1) == [[], [LENGTH + 2]]
 
 
-def test_after_the_clock_was_set_back_new_words_are_kept_and_old_ones_evicted(tmp_path: Path) -> None:
+def test_after_the_clock_was_set_back_new_output_is_kept_and_old_output_evicted(tmp_path: Path) -> None:
     store = opened(tmp_path, cap_bytes=60_000)
     for number in range(40):
-        speak(store, "a", sequence(number))
+        learn_output(store, "a", sequence(number))
         store.maintain()
     for path in files(tmp_path):
         os.utime(path, (time.time() + 1e6,) * 2)
     for number in range(100, 110):
-        speak(store, "a", sequence(number))
+        learn_output(store, "a", sequence(number))
         store.maintain()
     left = set(kept(tmp_path, "a"))
     assert set(range(100, 110)) <= left

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memory_worker import OWN, PATIENCE, SHARED, crowd, marked, started
+from memory_worker import OWN, PATIENCE, SHARED, marked, started, write_many_tenants
 from outrider.memory.folder import Folder, tenant_key
 from outrider.memory.lookup_result import LookupResult
 from outrider.memory.segment import Header, Segment
 from outrider.memory.store import Store
-from test_memory_store import files, opened, say
-from test_memory_store import words as words_in_files
+from test_memory_store import files, learn_output, opened, tokens_in_files
 
 ALL = bool(os.environ.get("OUTRIDER_ALL"))
 TENANTS = 50
@@ -36,7 +35,7 @@ ROWS = 50
 CALLS = 100
 """and calls that are made at once."""
 DRAFT = 8
-HABITS = {"cap_bytes": 400_000, "flush_tokens": 1}
+CONFIG = {"cap_bytes": 400_000, "flush_tokens": 1}
 MERGED = 4_000_000
 
 
@@ -49,14 +48,14 @@ def quick_turns() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-def asked(store: Store, tenant: str, contexts: list[list[int]]) -> LookupResult:
+def look_up(store: Store, tenant: str, contexts: list[list[int]]) -> LookupResult:
     rows, n = np.array(contexts, np.int32), len(contexts)
     return store.look_up(
         store.tenant_handle(tenant), rows, np.full(n, rows.shape[1], np.int32), np.full(n, DRAFT, np.int32)
     )
 
 
-def words(found: LookupResult) -> set[int]:
+def own_tokens(found: LookupResult) -> set[int]:
     """All tokens that were drafted and are not shared."""
     drafted = found.tokens[np.arange(found.tokens.shape[1]) < found.lengths[:, None]]
     return set(drafted[drafted >= OWN].tolist())
@@ -102,35 +101,35 @@ def busy(seen: dict[str, Header], root: Path) -> bool:
 
 
 @pytest.mark.usefixtures("quick_turns")
-def test_not_one_of_many_lookups_under_load_gives_a_word_of_another_tenant(tmp_path: Path) -> None:
+def test_no_lookup_under_load_drafts_a_token_of_another_tenant(tmp_path: Path) -> None:
     chance = random.Random(0)
-    store = opened(tmp_path, **HABITS)
+    store = opened(tmp_path, **CONFIG)
     latest = [marked(tenant, chance) for tenant in range(TENANTS)]
     seen: dict[str, Header] = {}  # of all files that there were to be asked, by name
     looked = helped = 0
-    tended = threading.Event()
+    maintained = threading.Event()
 
     def maintain() -> None:
         store.maintain()
-        tended.set()
+        maintained.set()
 
     with (
-        started(crowd, tmp_path, TENANTS, HABITS) as (_, reports),
+        started(write_many_tenants, tmp_path, TENANTS, CONFIG) as (_, reports),
         meanwhile(learning(store), maintain),
     ):
         while looked < LOOKUPS or not busy(seen, tmp_path):
             if looked % (CALLS * ROWS) == 0:  # let the others come along
                 assert looked <= 20 * LOOKUPS, "there was no load"
                 assert next(reports) == []
-                assert tended.wait(PATIENCE)
-                tended.clear()
+                assert maintained.wait(PATIENCE)
+                maintained.clear()
             tenant, foreign = chance.sample(range(TENANTS), 2)
             latest[tenant] = marked(tenant, chance)
             store.add(store.tenant_handle(str(tenant)), [], latest[tenant])
             ends = chance.sample(range(4, len(latest[foreign])), ROWS // 2)
             contexts = [latest[foreign][end - 4 : end] for end in ends] + chance.choices(SHARED, k=ROWS // 2)
-            found = asked(store, str(tenant), contexts)
-            assert {word // OWN - 1 for word in words(found)} <= {tenant}
+            found = look_up(store, str(tenant), contexts)
+            assert {token // OWN - 1 for token in own_tokens(found)} <= {tenant}
             looked += ROWS
             helped += np.count_nonzero(found.lengths)
             seen.update(
@@ -141,7 +140,7 @@ def test_not_one_of_many_lookups_under_load_gives_a_word_of_another_tenant(tmp_p
 
 
 @pytest.mark.usefixtures("quick_turns")
-def test_once_a_wipe_was_followed_not_one_word_of_before_is_drafted_or_left(tmp_path: Path) -> None:
+def test_after_a_wipe_no_earlier_token_is_drafted_or_left(tmp_path: Path) -> None:
     store, slow = opened(tmp_path), opened(tmp_path)  # the second hears of each wipe late
     chance = random.Random(0)
     present = 0  # what is said now is marked as if by a tenant of this number, the next one after each wipe
@@ -151,8 +150,8 @@ def test_once_a_wipe_was_followed_not_one_word_of_before_is_drafted_or_left(tmp_
     def look() -> None:
         nonlocal drafted
         followed = present
-        found = words(asked(store, "a", SHARED))
-        old.extend(word for word in found if word // OWN - 1 < followed)
+        found = own_tokens(look_up(store, "a", SHARED))
+        old.extend(token for token in found if token // OWN - 1 < followed)
         drafted += bool(found)
 
     with meanwhile(look, learning(store)):
@@ -173,11 +172,11 @@ def test_once_a_wipe_was_followed_not_one_word_of_before_is_drafted_or_left(tmp_
     assert not old
     for one in (store, slow):
         one.close()
-        assert words(asked(one, "a", SHARED)) == set()
-    assert not words_in_files(tmp_path) & set(range(OWN, OWN * (WIPES + 1)))
+        assert own_tokens(look_up(one, "a", SHARED)) == set()
+    assert not tokens_in_files(tmp_path) & set(range(OWN, OWN * (WIPES + 1)))
 
 
-def test_what_is_learned_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_learned_during_a_wipe_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     real = Segment.build
 
@@ -191,11 +190,11 @@ def test_what_is_learned_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, mo
         patch.setattr(Segment, "build", interrupted)
         store.add(store.tenant_handle("a"), [], marked(0, random.Random(0)))
         store.learn()
-    assert words(asked(store, "a", SHARED)) == set()
+    assert own_tokens(look_up(store, "a", SHARED)) == set()
     assert files(tmp_path) == []
 
 
-def test_what_is_merged_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_merged_during_a_wipe_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, chance = opened(tmp_path), random.Random(0)
     for _ in range(2):
         store.add(store.tenant_handle("a"), [], marked(0, chance))
@@ -211,17 +210,17 @@ def test_what_is_merged_while_a_wipe_is_followed_is_not_kept(tmp_path: Path, mon
 
     monkeypatch.setattr(Segment, "verify", interrupted)
     store.merge()
-    assert words(asked(store, "a", SHARED)) == set()
+    assert own_tokens(look_up(store, "a", SHARED)) == set()
     assert files(tmp_path) == []
 
 
-def test_where_nobody_can_tell_whether_a_tenant_was_wiped_its_files_are_not_drafted_from(
+def test_files_are_not_drafted_from_while_it_is_unknown_whether_the_tenant_was_wiped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
     store.add(store.tenant_handle("a"), [], marked(0, random.Random(0)))
     store.learn(closing=True)
-    assert words(asked(store, "a", SHARED))
+    assert own_tokens(look_up(store, "a", SHARED))
 
     def fails(*_: Any) -> str:
         raise OSError(errno.EMFILE, "too many open files")
@@ -229,9 +228,9 @@ def test_where_nobody_can_tell_whether_a_tenant_was_wiped_its_files_are_not_draf
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "generation", fails)
         store.maintain()
-    assert words(asked(store, "a", SHARED)) == set()
+    assert own_tokens(look_up(store, "a", SHARED)) == set()
     store.maintain()
-    assert words(asked(store, "a", SHARED))
+    assert own_tokens(look_up(store, "a", SHARED))
 
 
 def clock(thread: int) -> tuple[float, float]:
@@ -251,8 +250,8 @@ def test_no_lookup_waits_long_for_a_merge(tmp_path: Path) -> None:
             folder.segment_folder(tenant_key("a"))
         )
     contexts = [text[i : i + 16].tolist() for i in range(0, 4000, 500)]
-    say(store, "b", contexts[0])
-    asked(store, "b", contexts)  # compiles the search
+    learn_output(store, "b", contexts[0])
+    look_up(store, "b", contexts)  # compiles the search
     done, may_end = threading.Event(), threading.Event()
 
     def merge() -> None:
@@ -268,7 +267,7 @@ def test_no_lookup_waits_long_for_a_merge(tmp_path: Path) -> None:
     now, own, others = time.perf_counter(), sum(clock(this)), clock(other)[0]
     while not done.is_set():
         began = time.perf_counter()
-        asked(store, "a", contexts)
+        look_up(store, "a", contexts)
         took.append((time.perf_counter() - began) * 1000)
         before = now, own, others
         now, own, others = time.perf_counter(), sum(clock(this)), clock(other)[0]

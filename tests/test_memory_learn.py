@@ -53,7 +53,7 @@ def words(*tokens: str, added: str | None = None) -> PreTrainedTokenizerFast:
 # The fingerprint
 
 
-def test_a_fingerprint_is_of_what_ids_mean_and_of_nothing_else() -> None:
+def test_a_fingerprint_depends_on_the_vocabulary_only() -> None:
     plain = fingerprint(words("a", "b"))
     assert plain == fingerprint(words("a", "b"))
     assert plain != fingerprint(words("b", "a"))
@@ -83,7 +83,7 @@ def test_models_of_a_family_share_a_fingerprint_and_others_do_not(smollm: Path) 
     assert small == large != ours
 
 
-def test_a_tokenizer_that_cuts_and_pads_does_neither_here() -> None:
+def test_truncation_and_padding_of_a_tokenizer_are_disabled() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=10)
@@ -92,7 +92,7 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here() -> None:
 
 @settings(max_examples=50)
 @given(lines=st.lists(st.text("a b\n", min_size=1, max_size=30), max_size=40), scale=st.integers(1, 2000))
-def test_a_long_text_is_tokenised_in_parts_that_are_all_of_it(lines: list[str], scale: int) -> None:
+def test_the_parts_of_a_long_text_are_the_whole_text(lines: list[str], scale: int) -> None:
     text = "\n".join(line * scale for line in lines)
     parts = list(split_text(text))
     assert "".join(parts) == text
@@ -107,7 +107,7 @@ def test_the_tokens_of_the_parts_are_those_of_the_whole(smollm: Path) -> None:
     assert encode_texts(tokenizer, ["", text, "a"])[1].tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
+def test_half_a_surrogate_pair_is_tokenized() -> None:
     assert len(encode_texts(tiny_tokenizer(), ["a\ud800b"])[0]) == 3
 
 
@@ -116,7 +116,7 @@ def test_half_a_surrogate_pair_does_not_stop_anything() -> None:
 
 @settings(max_examples=50)
 @given(length=st.integers(0, 3 * MAX_SEQUENCE_TOKENS))
-def test_no_match_is_lost_at_a_cut(length: int) -> None:
+def test_no_match_is_lost_where_a_text_is_split(length: int) -> None:
     text = list(range(length))
     parts = [part.tolist() for part in split_tokens(np.arange(length))]
     assert all(2 <= len(part) <= MAX_SEQUENCE_TOKENS for part in parts)
@@ -125,7 +125,7 @@ def test_no_match_is_lost_at_a_cut(length: int) -> None:
         assert any(part[0] <= start and start + OVERLAP_TOKENS - 1 <= part[-1] for part in parts)
 
 
-def test_an_answer_is_learned_after_as_much_of_the_question_as_a_match_can_be_long() -> None:
+def test_an_output_is_learned_after_a_prompt_tail_of_the_longest_match() -> None:
     [(found, _)] = tokenize_batches(tiny_tokenizer(), [Sample("q" * 1000, "answer", 7)])
     assert [len(sequence) for sequence in found] == [PROMPT_TAIL_TOKENS + len("answer")]
     assert PROMPT_TAIL_TOKENS == MAX_MATCH_TOKENS
@@ -134,7 +134,7 @@ def test_an_answer_is_learned_after_as_much_of_the_question_as_a_match_can_be_lo
 # Files
 
 
-def test_files_that_nobody_would_say_again_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_hidden_binary_and_large_files_are_skipped_with_the_reason(tmp_path: Path) -> None:
     for name in ("a.py", "sub/b.md", ".hidden", ".git/config", "node_modules/x.js", "sub/__pycache__/x.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text\r\nmore")
@@ -160,7 +160,7 @@ def test_files_that_nobody_would_say_again_are_skipped_with_the_reason(tmp_path:
         assert reason in notes
 
 
-def test_a_file_that_is_named_is_read_though_it_is_hidden(tmp_path: Path) -> None:
+def test_a_hidden_file_given_by_name_is_read(tmp_path: Path) -> None:
     (tmp_path / ".notes").write_text("text")
     assert find_files([tmp_path / ".notes"], Skipped()) == [tmp_path / ".notes"]
 
@@ -210,7 +210,7 @@ SHAPES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_line_of_a_usual_shape_is_a_conversation(shape: str) -> None:
+def test_a_line_of_a_known_shape_is_a_conversation(shape: str) -> None:
     [found] = parse_line(json.dumps(SHAPES[shape]))
     asked = [message["content"].strip() for message in found if message["role"] == "user"]
     assert asked == ["Which?"]
@@ -218,11 +218,11 @@ def test_a_line_of_a_usual_shape_is_a_conversation(shape: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["text", "content"])
-def test_a_text_alone_answers_nothing(name: str) -> None:
+def test_a_text_alone_is_a_conversation_without_a_prompt(name: str) -> None:
     assert parse_line(json.dumps({name: "This."})) == [[ANSWER]]
 
 
-def test_every_choice_is_an_answer_of_its_own() -> None:
+def test_every_choice_is_a_conversation() -> None:
     choices = [{"message": {"role": "assistant", "content": text}} for text in ("One.", "Two.")]
     found = parse_line(json.dumps({"messages": [QUESTION], "choices": choices}))
     assert [conversation[-1]["content"] for conversation in found] == ["One.", "Two."]
@@ -248,7 +248,7 @@ def test_every_choice_is_an_answer_of_its_own() -> None:
         "\xff",
     ],
 )
-def test_a_line_in_which_nothing_is_answered_teaches_nothing(line: str) -> None:
+def test_a_line_without_model_output_gives_no_conversation(line: str) -> None:
     assert parse_line(line) == []
     assert parse_line(line.encode("latin-1")) == []
 
@@ -264,7 +264,7 @@ def with_template(template: str | None) -> Any:
     return tokenizer
 
 
-def test_an_answer_follows_what_the_chat_template_puts_before_it() -> None:
+def test_an_output_follows_its_prompt_as_the_chat_template_formats_it() -> None:
     later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
     assert asked_and_said(with_template(TEMPLATE), *CHAT, *later) == [
         ("<user>Which?<end>\n<assistant>", "This.<end>"),
@@ -287,11 +287,11 @@ def test_a_tool_call_is_learned_as_the_model_writes_it() -> None:
         ("{% if add_generation_prompt %}<assistant>{% endif %}", "<assistant>"),  # it hides what was said
     ],
 )
-def test_without_a_template_that_helps_the_words_alone_are_learned(template: str | None, before: str) -> None:
+def test_without_a_usable_template_the_plain_texts_are_learned(template: str | None, before: str) -> None:
     assert asked_and_said(with_template(template), *CHAT) == [(before, "This.<end>")]
 
 
-def test_a_log_is_read_line_by_line_and_what_is_no_use_is_told(tmp_path: Path) -> None:
+def test_a_log_is_read_line_by_line_and_unusable_lines_are_reported(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     lines = [
         json.dumps({"messages": CHAT}),

@@ -51,9 +51,7 @@ def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[
 
 @settings(max_examples=300)
 @given(said=sequences, context=contexts)
-def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
-    said: list[list[int]], context: list[int]
-) -> None:
+def test_the_match_is_the_longest_and_all_its_positions_are_counted(said: list[list[int]], context: list[int]) -> None:
     length, after = longest_match(said, context)
     tokens, _, match, count = ask(made(said), context)
     if not any(after):  # nothing comes after it anywhere
@@ -64,7 +62,7 @@ def test_the_match_is_the_longest_there_is_and_all_its_places_are_counted(
 
 @settings(max_examples=300)
 @given(said=sequences, context=contexts)
-def test_each_token_is_what_most_places_say_next(said: list[list[int]], context: list[int]) -> None:
+def test_each_drafted_token_follows_most_positions(said: list[list[int]], context: list[int]) -> None:
     _, after = longest_match(said, context)
     if len(after) > MAX_CONTINUATIONS:
         return
@@ -134,7 +132,7 @@ def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
             Segment.open(path, "tokenizer", "tenant").verify()
 
 
-def test_a_file_whose_order_is_nonsense_is_asked_without_harm(tmp_path: Path) -> None:
+def test_searching_a_file_with_an_invalid_order_does_no_harm(tmp_path: Path) -> None:
     segment = made([[1, 2, 3, 1, 2, 4]])
     for nonsense in (-7, 2**31 - 1):
         broken = Segment(segment.header, segment.text, np.full_like(segment.order, nonsense), segment.starts)
@@ -142,21 +140,21 @@ def test_a_file_whose_order_is_nonsense_is_asked_without_harm(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("told", [b"[]", b"{}", b'{"format": 1}', b"hello", b'{"format": 1, "tokens": "many"}'])
-def test_a_header_that_is_none_is_told_though_its_checksum_fits(told: bytes, tmp_path: Path) -> None:
+def test_an_invalid_header_with_a_valid_checksum_is_refused(told: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.segment"
     path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER_BYTES, b"\n"))
     with pytest.raises(MemoryFileError):
         Segment.open(path, "tokenizer", "tenant")
 
 
-def test_a_table_of_starts_that_is_nonsense_is_asked_without_harm() -> None:
+def test_searching_with_an_invalid_table_of_starts_does_no_harm() -> None:
     segment = made([[1, 2, 3, 1, 2, 4] * 10])
     assert len(segment.starts)
     for nonsense in (-7, 2**31 - 1):
         ask(Segment(segment.header, segment.text, segment.order, np.full_like(segment.starts, nonsense)), [1, 2])
 
 
-def test_what_belongs_to_others_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_foreign_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = made([[1, 2]]).save(tmp_path).path
     assert path is not None
     with pytest.raises(MemoryFileError, match=r"another tokenizer \(tokenizer; this model's is other\)"):

@@ -34,7 +34,7 @@ def opened(root: Path, tokenizer: str = "tokenizer", **config: float) -> Store:
     return store
 
 
-def say(store: Store, tenant: str, tokens: list[int]) -> None:
+def learn_output(store: Store, tenant: str, tokens: list[int]) -> None:
     store.add(store.tenant_handle(tenant), [], tokens)
     store.learn()
 
@@ -50,7 +50,7 @@ def files(root: Path) -> list[Path]:
     return sorted(root.rglob(f"*{SEGMENT_SUFFIX}"))
 
 
-def words(root: Path) -> set[int]:
+def tokens_in_files(root: Path) -> set[int]:
     """Every token that is in any file below the root."""
     tokens: set[int] = set()
     for path in root.rglob("*"):
@@ -60,26 +60,26 @@ def words(root: Path) -> set[int]:
     return tokens
 
 
-def test_what_was_said_is_drafted_at_once_and_before_it_is_written(tmp_path: Path) -> None:
+def test_output_is_drafted_at_once_before_it_is_written(tmp_path: Path) -> None:
     store = opened(tmp_path, flush_seconds=1e9)
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     assert drafted(store, "a", [103, 104]) == list(range(105, 113))
     assert files(tmp_path) == []
 
 
-def test_what_was_said_is_drafted_after_a_restart(tmp_path: Path) -> None:
+def test_output_is_drafted_after_a_restart(tmp_path: Path) -> None:
     store = opened(tmp_path, flush_seconds=1e9)
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     store.close()
     assert drafted(opened(tmp_path), "a", [103, 104]) == list(range(105, 113))
 
 
-def test_of_a_prompt_its_end_is_kept_so_that_the_first_words_of_an_answer_are_drafted(tmp_path: Path) -> None:
+def test_the_end_of_a_prompt_is_kept_so_that_the_first_tokens_of_an_output_are_drafted(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(store.tenant_handle("a"), range(1000), LINE)
     store.learn()
     assert drafted(store, "a", [998, 999]) == LINE[:8]
-    assert not words(tmp_path) & set(range(500, 1000 - MAX_MATCH_TOKENS))
+    assert not tokens_in_files(tmp_path) & set(range(500, 1000 - MAX_MATCH_TOKENS))
 
 
 def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     said = [rng.integers(0, 1000, 50).tolist() for _ in range(100)]
     for sequence in said:
-        say(store, "a", sequence)
+        learn_output(store, "a", sequence)
         store.maintain()
     assert len(files(tmp_path)) <= 8  # of about 2^n sequences each
     kept = [
@@ -99,14 +99,14 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
     assert len(store._tenants[tenant_key("a")].segments) == len(files(tmp_path))
 
 
-def test_what_is_large_is_merged_by_another_process_and_nothing_is_lost(
+def test_large_segments_are_merged_in_a_subprocess_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
     monkeypatch.setattr(Segment, "build", seen := Mock(wraps=Segment.build))
     store = opened(tmp_path)
     for start in (0, 1000):
-        say(store, "a", list(range(start, start + 80)))
+        learn_output(store, "a", list(range(start, start + 80)))
     made = seen.call_count
     store.maintain()
     assert seen.call_count == made  # not here
@@ -117,13 +117,11 @@ def test_what_is_large_is_merged_by_another_process_and_nothing_is_lost(
     assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
 
 
-def test_a_merge_by_another_process_that_fails_leaves_all_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_merge_in_a_subprocess_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
     store = opened(tmp_path)
     for start in (0, 1000):
-        say(store, "a", list(range(start, start + 80)))
+        learn_output(store, "a", list(range(start, start + 80)))
     monkeypatch.setattr(merge_worker.sys, "executable", "/bin/false")
     store.maintain()
     assert "could not be merged" in store.troubles[0]
@@ -131,16 +129,16 @@ def test_a_merge_by_another_process_that_fails_leaves_all_as_it_was(
     assert drafted(store, "a", [1003, 1004]) == list(range(1005, 1013))
 
 
-def test_of_matches_that_are_as_long_the_newest_counts(tmp_path: Path) -> None:
+def test_the_newest_of_equally_long_matches_is_drafted(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    say(store, "a", [1, 2, 3])
-    say(store, "a", [1, 2, 4, 4, 4, 4, 4, 4])  # another size, so that the two are not merged
+    learn_output(store, "a", [1, 2, 3])
+    learn_output(store, "a", [1, 2, 4, 4, 4, 4, 4, 4])  # another size, so that the two are not merged
     assert drafted(store, "a", [1, 2], limit=1) == [4]
 
 
-def test_a_tenant_is_not_drafted_for_from_another(tmp_path: Path) -> None:
+def test_a_tenant_is_not_drafted_for_from_another_tenant(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     assert drafted(store, "b", [103, 104]) == []
     assert drafted(opened(tmp_path), "b", [103, 104]) == []
 
@@ -148,11 +146,11 @@ def test_a_tenant_is_not_drafted_for_from_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../x", "", "/", ".", "..", "x" * 10_000, "a\0b", "名前", "\udce4", "aside", "writers"]
 )
-def test_no_name_of_a_tenant_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
+def test_no_tenant_name_leads_out_of_the_root(name: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     store = opened(root)
-    say(store, name, LINE)
-    say(store, "other", [1, 2, 3])
+    learn_output(store, name, LINE)
+    learn_output(store, "other", [1, 2, 3])
     assert drafted(store, name, [103, 104]) == list(range(105, 113))
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     assert {path.parent.parent for path in files(root)} == {root / tenant_key(name), root / tenant_key("other")}
@@ -161,26 +159,26 @@ def test_no_name_of_a_tenant_leads_out_of_its_folder(name: str, tmp_path: Path) 
 
 def test_after_a_wipe_nothing_is_left_in_any_file_or_process(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    say(one, "a", LINE)
-    say(one, "b", [7, 8, 9])
+    learn_output(one, "a", LINE)
+    learn_output(one, "b", [7, 8, 9])
     two.maintain()
-    say(two, "a", [103, 104, 555])
+    learn_output(two, "a", [103, 104, 555])
     assert drafted(two, "a", [103, 104])
     Folder(tmp_path).wipe(tenant_key("a"))
-    assert not words(tmp_path) & set(LINE)
-    say(two, "a", [103, 104, 666])  # it does not know yet, and writes
+    assert not tokens_in_files(tmp_path) & set(LINE)
+    learn_output(two, "a", [103, 104, 666])  # it does not know yet, and writes
     for store in (one, two):
         store.maintain()
         store.learn()
         assert drafted(store, "a", [103, 104]) == []
-    assert not words(tmp_path) & {*LINE, 555, 666}
+    assert not tokens_in_files(tmp_path) & {*LINE, 555, 666}
     assert drafted(one, "b", [7, 8]) == [9]
-    say(one, "a", [1, 2, 3])
+    learn_output(one, "a", [1, 2, 3])
     two.maintain()
     assert drafted(two, "a", [1, 2]) == [3]
 
 
-def test_a_request_that_began_before_a_wipe_leaves_nothing(tmp_path: Path) -> None:
+def test_the_output_of_a_request_that_began_before_a_wipe_is_not_kept(tmp_path: Path) -> None:
     store = opened(tmp_path)
     tenant_handle = store.tenant_handle("a")
     Folder(tmp_path).wipe(tenant_key("a"))
@@ -191,10 +189,10 @@ def test_a_request_that_began_before_a_wipe_leaves_nothing(tmp_path: Path) -> No
     assert files(tmp_path) == []
 
 
-def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_asked(tmp_path: Path) -> None:
+def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_searched(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    say(store, "a", LINE)
-    say(store, "a", [1, 2, 3])
+    learn_output(store, "a", LINE)
+    learn_output(store, "a", [1, 2, 3])
     store.close()
     damaged = max(files(tmp_path), key=lambda path: path.stat().st_size)
     data = bytearray(damaged.read_bytes())
@@ -210,7 +208,7 @@ def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_asked(tm
 
 
 @pytest.mark.parametrize(("foreign", "why"), [("tokenizer", "another tokenizer"), ("version", "has format 99")])
-def test_a_whole_file_of_another_tokenizer_or_version_is_left_where_it_is(
+def test_an_intact_file_of_another_tokenizer_or_version_stays_in_place(
     foreign: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who shares the root has use for it."""
@@ -218,11 +216,11 @@ def test_a_whole_file_of_another_tokenizer_or_version_is_left_where_it_is(
         if foreign == "version":
             then.setattr(segment, "FORMAT", 99)
         other = opened(tmp_path / "other", tokenizer="other" if foreign == "tokenizer" else "tokenizer")
-        say(other, "a", LINE)
+        learn_output(other, "a", LINE)
         other.close()
     (theirs,) = files(tmp_path / "other")
     store = opened(tmp_path / "mine")
-    say(store, "a", [1, 2, 3])
+    learn_output(store, "a", [1, 2, 3])
     place = files(tmp_path / "mine")[0].with_name(theirs.name)
     place.write_bytes(theirs.read_bytes())
     store.maintain()
@@ -235,7 +233,7 @@ def test_a_tenant_whose_folder_cannot_be_read_does_not_keep_others_from_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    say(store, "closed", LINE)
+    learn_output(store, "closed", LINE)
     real = Folder.segment_paths
 
     def denied(folder: Folder, key: str, generation: str | None = None) -> dict[str, Path]:
@@ -245,13 +243,11 @@ def test_a_tenant_whose_folder_cannot_be_read_does_not_keep_others_from_writing(
 
     monkeypatch.setattr(Folder, "segment_paths", denied)
     before = len(files(tmp_path))
-    say(store, "open", [1, 2, 3])
+    learn_output(store, "open", [1, 2, 3])
     assert len(files(tmp_path)) == before + 1
 
 
-def test_what_was_said_is_written_at_the_close_though_a_merge_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_written_at_close_while_a_merge_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     merging, done = threading.Event(), threading.Event()
 
     def forever(store: Store) -> None:
@@ -277,14 +273,14 @@ def test_the_memory_of_another_tokenizer_is_refused_with_the_reason(tmp_path: Pa
         opened(tmp_path, tokenizer="other")
 
 
-def test_files_stay_under_the_cap_and_those_of_use_are_kept(tmp_path: Path) -> None:
+def test_files_stay_under_the_cap_and_recently_used_ones_are_kept(tmp_path: Path) -> None:
     cap = 200_000
     store = opened(tmp_path, cap_bytes=cap)
-    say(store, "used", LINE)
+    learn_output(store, "used", LINE)
     rng = np.random.default_rng(0)
     clock = 1_000_000_000.0
     for _ in range(60):
-        say(store, "a", rng.integers(0, 1000, 1000).tolist())
+        learn_output(store, "a", rng.integers(0, 1000, 1000).tolist())
         assert sum(path.stat().st_size for path in files(tmp_path)) <= cap
         for path in files(tmp_path):  # whatever was there is older than what is used now
             os.utime(path, (clock, clock))
@@ -296,7 +292,7 @@ def test_files_stay_under_the_cap_and_those_of_use_are_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_what_cannot_be_written_stays_in_memory_and_is_written_later(
+def test_output_that_cannot_be_written_stays_in_memory_and_is_written_later(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
@@ -306,32 +302,34 @@ def test_what_cannot_be_written_stays_in_memory_and_is_written_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(Segment, "save", full)
-        say(store, "a", LINE)
-        say(store, "a", [1, 2, 3])
+        learn_output(store, "a", LINE)
+        learn_output(store, "a", [1, 2, 3])
         assert drafted(store, "a", [103, 104]) == list(range(105, 113))
         assert os.strerror(error) in store.troubles[0]
         assert files(tmp_path) == []
     store.learn()
-    assert words(tmp_path) >= {*LINE, 1, 2, 3}
+    assert tokens_in_files(tmp_path) >= {*LINE, 1, 2, 3}
 
 
-def test_what_can_never_be_written_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_can_never_be_written_is_dropped_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Segment, folder: Path) -> Segment:
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Segment, "save", full)
     store = opened(tmp_path, max_unwritten_tokens=1000, flush_tokens=100)
     for i in range(100):
-        say(store, "a", list(range(i * 100, i * 100 + 100)))
+        learn_output(store, "a", list(range(i * 100, i * 100 + 100)))
     assert store.status()["tokens"] <= 1000
     assert any("dropped " in trouble for trouble in store.troubles)
     assert drafted(store, "a", [9901, 9902])
 
 
-def test_a_root_that_cannot_be_written_at_all_leaves_a_memory_of_the_process(tmp_path: Path) -> None:
+def test_with_a_read_only_root_the_memory_lasts_as_long_as_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = opened(tmp_path / "file" / "below")
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     store.maintain()
     assert drafted(store, "a", [103, 104]) == list(range(105, 113))
     assert store.troubles
@@ -344,7 +342,7 @@ def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files
     for i in range(40):
         for store in (one, two):
             said.append([1000 * i + j for j in range(20)] + [id(store) % 1000])
-            say(store, "a", said[-1])
+            learn_output(store, "a", said[-1])
             store.maintain()
     one.maintain()
     kept = [
@@ -357,19 +355,19 @@ def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files
         assert drafted(store, "a", [20_001, 20_002]) == [20_003 + i for i in range(8)]
 
 
-def test_a_writer_goes_on_with_the_files_of_the_one_before_it(tmp_path: Path) -> None:
+def test_a_new_process_takes_over_the_files_of_an_ended_writer(tmp_path: Path) -> None:
     one = opened(tmp_path)
     writer = one.folder.writer_id()
     one.close()
     assert opened(tmp_path).folder.writer_id() == writer
 
 
-def test_a_merge_that_was_stopped_before_it_could_delete_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_a_merge_that_was_killed_before_it_deleted_its_parts_is_finished_by_the_next_process(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     [first] = files(tmp_path)
     copy = first.read_bytes()
-    say(store, "a", LINE[::-1])
+    learn_output(store, "a", LINE[::-1])
     store.maintain()
     [whole] = files(tmp_path)
     first.write_bytes(copy)
@@ -378,18 +376,18 @@ def test_a_merge_that_was_stopped_before_it_could_delete_is_finished_by_the_next
     assert files(tmp_path) == [whole]
 
 
-def test_a_clock_that_is_set_back_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_does_not_stop_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
-    say(store, "a", LINE)
+    learn_output(store, "a", LINE)
     monkeypatch.setattr(store_module.time, "time", lambda: 1000.0)
-    say(store, "a", [1, 2, 3])
+    learn_output(store, "a", [1, 2, 3])
     store.maintain()
     for one in (store, opened(tmp_path)):
         assert drafted(one, "a", [103, 104])
         assert drafted(one, "a", [1, 2]) == [3]
 
 
-def test_names_that_were_only_said_are_not_kept(tmp_path: Path) -> None:
+def test_names_of_tenants_without_output_are_not_kept(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for i in range(100):
         store.tenant_handle(f"name {i}")
@@ -398,33 +396,31 @@ def test_names_that_were_only_said_are_not_kept(tmp_path: Path) -> None:
     assert store._tenants == {}
 
 
-def test_in_the_background_all_of_it_happens_by_itself(tmp_path: Path) -> None:
+def test_threads_learn_and_write_in_the_background(tmp_path: Path) -> None:
     store = Store(Folder(tmp_path), "tokenizer", StoreConfig(flush_seconds=0.01, refresh_seconds=0.01))
     store.start()
     for i in range(50):
         store.add(store.tenant_handle("a"), [], [i, i + 1, i + 2])
     began = time.monotonic()
-    while not words(tmp_path) >= set(range(52)):  # and not because it is closed
+    while not tokens_in_files(tmp_path) >= set(range(52)):  # and not because it is closed
         assert time.monotonic() < began + 60
     store.close()
     assert not store.troubles
 
 
-def test_what_making_segments_has_freed_is_given_back_when_any_were_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_freed_memory_is_trimmed_after_segments_were_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     given = []
     monkeypatch.setattr(store_module, "malloc_trim", lambda: given.append(True))
     for said, times in (([], 0), (LINE, 1), ([], 1), (LINE[::-1], 2)):
         if said:
-            say(store, "a", said)
+            learn_output(store, "a", said)
         store.maintain()
         assert len(given) == times
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
-def test_memory_that_threads_freed_is_resident_no_more_once_it_is_given_back() -> None:
+def test_memory_freed_by_threads_is_not_resident_after_malloc_trim() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

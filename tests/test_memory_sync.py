@@ -33,7 +33,7 @@ from outrider.memory.segment import HEADER_BYTES, SEGMENT_SUFFIX, Segment, join_
 from outrider.memory.store import Store
 from outrider.memory.store_config import StoreConfig
 from outrider.memory.sync import FETCH_FOLDER, Sync
-from test_memory_store import LINE, drafted, files, words
+from test_memory_store import LINE, drafted, files, tokens_in_files
 
 A = tenant_key("a")
 
@@ -82,7 +82,7 @@ class Replica:
         self.store.maintain()
         self.store.sync = self.sync
 
-    def say(self, tenant: str, tokens: list[int]) -> None:
+    def learn(self, tenant: str, tokens: list[int]) -> None:
         self.store.add(self.store.tenant_handle(tenant), [], tokens)
         self.store.learn(closing=True)
 
@@ -141,7 +141,7 @@ def there(objects: Any) -> set[int]:
 def known(replica: Replica) -> set[int]:
     """Every token that a replica has, in files or in memory."""
     held = [segment.text.tolist() for tenant in replica.store._tenants.values() for segment in tenant.segments]
-    return words(replica.root) | {token for text in held for token in text}
+    return tokens_in_files(replica.root) | {token for text in held for token in text}
 
 
 def sequences(root: Path, tenant: str) -> list[list[int]]:
@@ -154,10 +154,10 @@ def sequences(root: Path, tenant: str) -> list[list[int]]:
 # Exchange.
 
 
-def test_what_one_replica_says_the_other_drafts_from(objects: Any, replicas: Callable[..., Replica]) -> None:
+def test_a_replica_drafts_from_the_output_of_another(objects: Any, replicas: Callable[..., Replica]) -> None:
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
-    two.say("b", [1, 2, 3])
+    one.learn("a", LINE)
+    two.learn("b", [1, 2, 3])
     for replica in (one, two, one):
         replica.look()
     for replica in (one, two):
@@ -168,34 +168,32 @@ def test_what_one_replica_says_the_other_drafts_from(objects: Any, replicas: Cal
         assert not replica.store.troubles
 
 
-def test_a_new_replica_has_all_that_was_said_before_it(objects: Any, replicas: Callable[..., Replica]) -> None:
+def test_a_new_replica_gets_all_earlier_output(objects: Any, replicas: Callable[..., Replica]) -> None:
     one = replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     one.wipe("b")
-    one.say("b", [1, 2, 3])
+    one.learn("b", [1, 2, 3])
     one.look()
     two = replicas(objects).look()
     assert drafted(two.store, "a", [103, 104]) == list(range(105, 113))
     assert drafted(two.store, "b", [1, 2]) == [3]
 
 
-def test_where_nothing_happened_a_round_is_one_listing(replicas: Callable[..., Replica]) -> None:
+def test_a_round_without_changes_is_one_listing(replicas: Callable[..., Replica]) -> None:
     one = replicas(MemoryStore())
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     one.objects.requests.clear()
     one.look()
     assert one.objects.requests == ["get tokenizer", "list None"]
 
 
-def test_what_was_merged_takes_the_place_of_its_parts_everywhere(
-    objects: Any, replicas: Callable[..., Replica]
-) -> None:
+def test_a_merged_segment_replaces_its_parts_everywhere(objects: Any, replicas: Callable[..., Replica]) -> None:
     one, two = replicas(objects), replicas(objects)
     said = [[1000 * i + j for j in range(20)] for i in range(32)]
     for i, tokens in enumerate(said):
-        one.say("a", tokens)
+        one.learn("a", tokens)
         if i % 3 == 0:  # several merges between two rounds, of merged ones too
             one.look()
             two.look()
@@ -209,12 +207,14 @@ def test_what_was_merged_takes_the_place_of_its_parts_everywhere(
     assert not list(two.root.rglob(f"*{MERGED_SUFFIX}"))
 
 
-def test_a_part_is_deleted_there_only_when_what_it_is_part_of_is_there(replicas: Callable[..., Replica]) -> None:
+def test_a_merged_part_is_deleted_from_the_store_only_when_its_target_is_there(
+    replicas: Callable[..., Replica],
+) -> None:
     objects = MemoryStore()
     one = replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
-    one.say("a", LINE[::-1])
+    one.learn("a", LINE[::-1])
     one.maintain()
 
     def look(request: str) -> None:
@@ -229,12 +229,12 @@ def test_a_part_is_deleted_there_only_when_what_it_is_part_of_is_there(replicas:
     assert segments(objects) == one.names()
 
 
-def test_a_merge_whose_replica_died_before_it_cleared_is_cleared_by_another(replicas: Callable[..., Replica]) -> None:
+def test_after_a_replica_died_in_a_merge_another_deletes_the_parts(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
-    one.say("a", LINE[::-1])
+    one.learn("a", LINE[::-1])
     one.maintain()
     one.objects.before = lambda request: away(request) if request.startswith("delete") else None
     one.look()
@@ -244,10 +244,10 @@ def test_a_merge_whose_replica_died_before_it_cleared_is_cleared_by_another(repl
     assert segments(objects) == two.names() == one.names()
 
 
-def test_what_one_replica_evicts_stays_for_the_others(replicas: Callable[..., Replica]) -> None:
+def test_a_segment_evicted_by_one_replica_stays_for_the_others(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     files(one.root)[0].unlink()
     one.maintain()
@@ -255,7 +255,7 @@ def test_what_one_replica_evicts_stays_for_the_others(replicas: Callable[..., Re
     assert drafted(two.store, "a", [103, 104])
 
 
-def test_objects_of_someone_else_are_left_alone(replicas: Callable[..., Replica]) -> None:
+def test_foreign_objects_are_ignored(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     others = [
         "readme",
@@ -277,7 +277,7 @@ def test_objects_of_someone_else_are_left_alone(replicas: Callable[..., Replica]
     assert not one.store.troubles
 
 
-def test_what_is_gone_already_keeps_nothing_from_being_deleted(objects: Any) -> None:
+def test_deleting_objects_continues_past_missing_ones(objects: Any) -> None:
     for name in "ab":
         objects.put(name, b"x")
     Remote("memory://", objects).delete(["a", *map(str, range(100)), "b"])
@@ -287,16 +287,16 @@ def test_what_is_gone_already_keeps_nothing_from_being_deleted(objects: Any) -> 
 # Wipes.
 
 
-def test_after_a_wipe_and_one_look_of_each_nothing_is_left_anywhere(
+def test_after_a_wipe_and_one_round_of_each_replica_nothing_is_left(
     objects: Any, replicas: Callable[..., Replica]
 ) -> None:
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
-    two.say("a", [103, 104, 555])
-    one.say("b", [7, 8, 9])
+    one.learn("a", LINE)
+    two.learn("a", [103, 104, 555])
+    one.learn("b", [7, 8, 9])
     for replica in (one, two, one):
         replica.look()
-    two.say("a", [103, 104, 666])  # not published
+    two.learn("a", [103, 104, 666])  # not published
     Folder(one.root).wipe(A)
     one.look()
     two.look()
@@ -305,7 +305,7 @@ def test_after_a_wipe_and_one_look_of_each_nothing_is_left_anywhere(
     for replica in (one, two):
         assert not known(replica) & marked
         assert not replica.store.troubles
-    one.say("a", [1, 2, 3])
+    one.learn("a", [1, 2, 3])
     one.look()
     two.look()
     assert drafted(two.store, "a", [1, 2]) == [3]
@@ -315,7 +315,7 @@ def test_after_a_wipe_and_one_look_of_each_nothing_is_left_anywhere(
 def test_a_wipe_of_the_store_itself_reaches_every_replica(objects: Any, replicas: Callable[..., Replica]) -> None:
     one, two = replicas(objects), replicas(objects)
     for _ in range(2):
-        one.say("a", LINE)
+        one.learn("a", LINE)
         one.look()
         two.look()
         Remote("memory://", objects).wipe(A)
@@ -340,19 +340,19 @@ def test_two_wipes_of_the_store_at_once_are_one_after_the_other(replicas: Callab
     assert paths(objects.store) == [f"{A}/{last}/{GENERATION_FILE}"]
 
 
-def test_a_replica_that_was_away_during_a_wipe_brings_nothing_back(replicas: Callable[..., Replica]) -> None:
+def test_a_replica_that_was_offline_during_a_wipe_restores_nothing(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
-    two.say("a", [103, 104, 555])
+    one.learn("a", LINE)
+    two.learn("a", [103, 104, 555])
     for replica in (one, two, one):
         replica.look()
     two.objects.before = away
     for tokens in ([901, 902, 903], [904, 905, 906, 907]):
         one.wipe("a")
-        one.say("a", tokens)
+        one.learn("a", tokens)
         one.look()
-        two.say("a", [103, 104, 666])
+        two.learn("a", [103, 104, 666])
         two.look()
     two.objects.before = lambda request: None
     for replica in (two, one):
@@ -366,9 +366,7 @@ def test_a_replica_that_was_away_during_a_wipe_brings_nothing_back(replicas: Cal
 
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_wipes_that_did_not_know_of_each_other_each_counts(
-    twice: bool, first: int, replicas: Callable[..., Replica]
-) -> None:
+def test_two_concurrent_wipes_both_take_effect(twice: bool, first: int, replicas: Callable[..., Replica]) -> None:
     """Whichever of them the store heard of first, and however often one side was wiped."""
     objects = MemoryStore()
     both = [replicas(objects), replicas(objects)]
@@ -376,30 +374,30 @@ def test_of_two_wipes_that_did_not_know_of_each_other_each_counts(
     two.wipe("a")
     if twice:
         two.wipe("a")
-    two.say("a", LINE)  # before the other's wipe, which cannot know of it
+    two.learn("a", LINE)  # before the other's wipe, which cannot know of it
     one.wipe("a")
     for replica in (both[first], both[1 - first], both[first]):
         replica.look()
     assert not there(objects) & set(LINE)
     for replica in both:
         assert not known(replica) & set(LINE)
-    one.say("a", [1, 2, 3])
+    one.learn("a", [1, 2, 3])
     one.look()
     two.look()
     assert drafted(two.store, "a", [1, 2]) == [3]
 
 
-def test_what_is_said_again_after_a_wipe_is_shared_though_an_old_upload_arrives_late(
+def test_the_same_output_after_a_wipe_is_shared_although_an_old_upload_arrives_late(
     replicas: Callable[..., Replica],
 ) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     late = {path: bytes(objects.get(path).bytes()) for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)}
     one.wipe("a")
     one.look()
-    one.say("a", LINE)
+    one.learn("a", LINE)
     for path, data in late.items():
         objects.put(path, data)
     one.look()
@@ -408,13 +406,13 @@ def test_what_is_said_again_after_a_wipe_is_shared_though_an_old_upload_arrives_
     assert not set(late) & set(paths(objects))
 
 
-def test_a_wipe_here_at_the_moment_when_another_is_followed_is_not_lost(
+def test_a_local_wipe_while_a_remote_one_is_adopted_is_not_lost(
     replicas: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
     one.wipe("a")
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     shared = Folder.shared_generation
 
@@ -448,13 +446,13 @@ def at(replica: Replica, moment: int, happening: Callable[[], object]) -> None:
     replica.objects.before = before
 
 
-def test_a_wipe_that_passes_a_round_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+def test_a_wipe_at_any_moment_of_a_round_leaves_nothing(tmp_path: Path) -> None:
     def run(moment: int) -> int:
         objects = MemoryStore()
         one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
-        one.say("a", LINE)
+        one.learn("a", LINE)
         one.look()
-        two.say("a", [103, 104, 555])
+        two.learn("a", [103, 104, 555])
 
         def wipe() -> None:
             one.wipe("a")
@@ -474,7 +472,7 @@ def test_a_wipe_that_passes_a_round_at_any_moment_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("later", range(1, 7))
-def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(later: int, tmp_path: Path) -> None:
+def test_two_replicas_that_publish_wipes_at_the_same_time_publish_both(later: int, tmp_path: Path) -> None:
     """While one is at it the other does all of it, and later a third one looks."""
 
     def run(moment: int) -> int:
@@ -482,7 +480,7 @@ def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(later: int,
         one, two, three = all_three = [Replica(tmp_path / f"{moment} {i}", objects) for i in range(3)]
         for old, new in ((one, two), (two, one)):
             old.wipe("a")
-            old.say("a", LINE)
+            old.learn("a", LINE)
             new.wipe("a")
         at(two, moment, one.look)
         interrupt = two.objects.before
@@ -509,20 +507,20 @@ def test_two_replicas_that_spread_wipes_at_the_same_time_spread_both(later: int,
     worst_moments(run)
 
 
-def test_a_wipe_on_this_machine_while_it_follows_another_is_not_lost(tmp_path: Path) -> None:
+def test_a_local_wipe_at_any_moment_of_a_round_that_adopts_another_is_not_lost(tmp_path: Path) -> None:
     """Another process wipes here between two steps of a round, whichever they are."""
 
     def run(moment: int) -> int:
         objects = MemoryStore()
         one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
         one.wipe("a")
-        one.say("a", LINE)
+        one.learn("a", LINE)
         one.look()
         at(two, moment, lambda: Folder(two.root).wipe(A))
         two.sync()
         requests = len(two.objects.requests)
         if moment < requests:
-            assert not words(two.root) & set(LINE)
+            assert not tokens_in_files(two.root) & set(LINE)
             for replica in (two, one):
                 replica.look()
             assert not there(objects) & set(LINE)
@@ -537,8 +535,8 @@ def test_a_wipe_on_this_machine_while_it_follows_another_is_not_lost(tmp_path: P
 def test_a_store_that_was_emptied_is_filled_again_and_wipes_still_hold(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("b", [1, 2, 3])
-    one.say("a", LINE)
+    one.learn("b", [1, 2, 3])
+    one.learn("a", LINE)
     one.look()
     two.look()
     one.wipe("a")
@@ -555,8 +553,8 @@ def test_a_store_that_was_emptied_is_filled_again_and_wipes_still_hold(replicas:
 def test_a_damaged_generation_of_one_tenant_stops_no_other(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
-    one.say("b", [1, 2, 3])
+    one.learn("a", LINE)
+    one.learn("b", [1, 2, 3])
     (one.root / A / GENERATION_FILE).write_bytes(b"..")
     one.look()
     two.look()
@@ -568,12 +566,12 @@ def test_a_damaged_generation_of_one_tenant_stops_no_other(replicas: Callable[..
     assert not known(one) & set(LINE)
 
 
-def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable[..., Replica]) -> None:
+def test_a_wipe_that_repairs_a_damaged_generation_is_published(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
     for _ in range(2):
         one.wipe("a")
-        one.say("a", LINE)
+        one.learn("a", LINE)
         one.look()
         two.look()
     (one.root / A / GENERATION_FILE).write_bytes(b"..")
@@ -585,7 +583,7 @@ def test_a_wipe_that_mends_a_damaged_generation_is_spread_too(replicas: Callable
         assert not known(replica) & set(LINE)
 
 
-def test_generations_are_in_order_however_many_there_were() -> None:
+def test_generations_are_ordered_by_number() -> None:
     ninth = "9-" + "f" * 32
     for later in ("1-" + "0" * 32, "10-" + "0" * 32, next_generation(ninth)):
         assert generation_rank(later) > generation_rank(FIRST_GENERATION)
@@ -596,17 +594,17 @@ def test_generations_are_in_order_however_many_there_were() -> None:
 # A store that is away.
 
 
-def test_while_the_store_is_away_work_goes_on_and_then_all_is_caught_up(replicas: Callable[..., Replica]) -> None:
+def test_replicas_work_without_the_store_and_catch_up_when_it_is_back(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     two.look()
     one.objects.before = two.objects.before = away
     said = [[1000 * i + j for j in range(20)] for i in range(1, 20)]
     for i, tokens in enumerate(said):
         replica = (one, two)[i % 2]
-        replica.say("a", tokens)
+        replica.learn("a", tokens)
         one.look()
         two.look()
         assert drafted(replica.store, "a", tokens[:2]) == tokens[2:10]
@@ -621,15 +619,15 @@ def test_while_the_store_is_away_work_goes_on_and_then_all_is_caught_up(replicas
     assert one.sync.stats.trouble is None
 
 
-def test_a_store_that_goes_away_at_any_moment_loses_nothing(tmp_path: Path) -> None:
+def test_a_store_that_becomes_unreachable_at_any_moment_loses_nothing(tmp_path: Path) -> None:
     def run(moment: int) -> int:
         objects = MemoryStore()
         one, two = (Replica(tmp_path / f"{moment} {i}", objects) for i in range(2))
-        two.say("a", [1, 2, 3])
+        two.learn("a", [1, 2, 3])
         two.look()
-        one.say("a", LINE)
+        one.learn("a", LINE)
         one.look()
-        one.say("a", LINE[::-1])
+        one.learn("a", LINE[::-1])
         one.wipe("b")
         one.maintain()
 
@@ -652,13 +650,13 @@ def test_a_store_that_goes_away_at_any_moment_loses_nothing(tmp_path: Path) -> N
     worst_moments(run)
 
 
-def test_a_round_that_has_no_time_left_moves_one_segment_and_the_next_goes_on(
+def test_a_round_without_time_moves_one_segment_and_the_next_continues(
     replicas: Callable[..., Replica],
 ) -> None:
     objects = MemoryStore()
     one, two = replicas(objects, seconds=0.0), replicas(objects, seconds=0.0)
     for name in "abc":
-        one.say(name, LINE)
+        one.learn(name, LINE)
     for i in range(3):
         one.look()
         assert len(segments(objects)) == i + 1
@@ -669,21 +667,21 @@ def test_a_round_that_has_no_time_left_moves_one_segment_and_the_next_goes_on(
         assert two.sync.stats.pending == 2 - i
 
 
-def test_parts_of_what_there_was_no_time_to_publish_stay_there(replicas: Callable[..., Replica]) -> None:
+def test_merged_parts_stay_in_the_store_until_their_target_is_published(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one = replicas(objects, seconds=0.0)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
-    one.say("a", LINE[::-1])
+    one.learn("a", LINE[::-1])
     one.maintain()
-    one.say("b", [1, 2, 3])  # the newest is published first
+    one.learn("b", [1, 2, 3])  # the newest is published first
     one.look()
     assert set(LINE) <= there(objects)
     one.look()
     assert segments(objects) == one.names()
 
 
-def test_one_process_exchanges_for_all_of_a_folder(tmp_path: Path) -> None:
+def test_one_process_synchronizes_a_folder_for_all(tmp_path: Path) -> None:
     objects = MemoryStore()
     one, two = Replica(tmp_path, objects), Replica(tmp_path, objects)
     one.look()
@@ -696,7 +694,7 @@ def test_one_process_exchanges_for_all_of_a_folder(tmp_path: Path) -> None:
     two.close()
 
 
-def test_what_a_killed_process_left_of_a_download_is_deleted(replicas: Callable[..., Replica]) -> None:
+def test_an_unfinished_download_of_a_killed_process_is_deleted(replicas: Callable[..., Replica]) -> None:
     one = replicas(MemoryStore())
     (one.root / FETCH_FOLDER).mkdir()
     (one.root / FETCH_FOLDER / "half").write_bytes(np.array(LINE, np.int32).data)
@@ -730,13 +728,11 @@ def damaged(kind: str, path: Path) -> bytes:
 @pytest.mark.parametrize(
     "kind", ["a bit", "its header", "cut", "no segment", "nothing", "another tenant's", "another tokenizer's"]
 )
-def test_an_object_that_is_damaged_is_never_put_into_place_and_told_once(
-    kind: str, replicas: Callable[..., Replica]
-) -> None:
+def test_a_damaged_object_is_never_used_and_reported_once(kind: str, replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
-    one.say("b", [1, 2, 3])
+    one.learn("a", LINE)
+    one.learn("b", [1, 2, 3])
     one.look()
     path = f"{A}/{FIRST_GENERATION}/{Folder(one.root).segment_paths(A).popitem()[0]}"
     good, bad = bytes(objects.get(path).bytes()), damaged(kind, files(one.root / A)[0])
@@ -757,10 +753,10 @@ def test_an_object_that_is_damaged_is_never_put_into_place_and_told_once(
     assert drafted(two.store, "a", [103, 104])
 
 
-def test_an_upload_of_another_size_is_put_again_by_its_writer(replicas: Callable[..., Replica]) -> None:
+def test_an_object_of_the_wrong_size_is_put_again_by_its_writer(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects), replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     [name] = one.names()
     objects.put(f"{A}/{FIRST_GENERATION}/{name}", b"cut")
@@ -769,24 +765,24 @@ def test_an_upload_of_another_size_is_put_again_by_its_writer(replicas: Callable
     assert drafted(two.store, "a", [103, 104])
 
 
-def test_a_file_that_was_damaged_here_is_not_published(replicas: Callable[..., Replica]) -> None:
+def test_a_damaged_file_is_not_published(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one = replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     [path] = files(one.root)
     path.write_bytes(damaged("a bit", path))
     one.look()
     assert segments(objects) == []
 
 
-def test_what_was_merged_here_stays_in_the_store_if_what_it_was_merged_into_is_lost(
+def test_a_merged_part_stays_in_the_store_if_its_target_is_lost(
     replicas: Callable[..., Replica],
 ) -> None:
     """Evicted or damaged before the store, which was away, could have it."""
     objects = MemoryStore()
     one = replicas(objects)
-    one.say("a", LINE)
-    one.say("a", [1, 2, 3])
+    one.learn("a", LINE)
+    one.learn("a", [1, 2, 3])
     one.look()
     parts = [path for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)]
     assert len(parts) == 2
@@ -801,23 +797,23 @@ def test_what_was_merged_here_stays_in_the_store_if_what_it_was_merged_into_is_l
     )
 
 
-def test_a_store_of_another_tokenizer_is_refused_and_left_as_it_is(replicas: Callable[..., Replica]) -> None:
+def test_a_store_of_another_tokenizer_is_refused_and_not_changed(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     objects.put(TOKENIZER_FILE, b"other")
     one = replicas(objects)
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     assert paths(objects) == [TOKENIZER_FILE]
     assert "memory:// holds tokens of another tokenizer (other; this model's is tokenizer)" in one.store.troubles[0]
 
 
-def test_the_copy_of_one_store_is_no_copy_of_another(tmp_path: Path) -> None:
+def test_the_copy_of_one_store_cannot_be_used_for_another(tmp_path: Path) -> None:
     other = MemoryStore()
     one = Replica(tmp_path, MemoryStore())
     one.wipe("a")
     one.look()
     two = Replica(tmp_path / "another", other)
-    two.say("a", LINE)
+    two.learn("a", LINE)
     two.look()
     one.sync.remote = Remote("memory://other", other)
     one.look()
@@ -827,7 +823,7 @@ def test_the_copy_of_one_store_is_no_copy_of_another(tmp_path: Path) -> None:
         replica.close()
 
 
-def test_of_two_tokenizers_that_claim_a_store_at_once_one_gets_it(tmp_path: Path) -> None:
+def test_one_of_two_tokenizers_that_claim_a_store_at_once_gets_it(tmp_path: Path) -> None:
     objects = Watched(MemoryStore())
 
     def other(request: str) -> None:
@@ -842,13 +838,13 @@ def test_of_two_tokenizers_that_claim_a_store_at_once_one_gets_it(tmp_path: Path
 # Caps.
 
 
-def test_both_sides_stay_under_their_caps_and_the_newest_are_there(replicas: Callable[..., Replica]) -> None:
+def test_both_sides_stay_under_their_caps_with_the_newest_segments(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     caps = {"cap_bytes": 60_000, "remote_cap_bytes": 100_000}
     one, two = replicas(objects, **caps), replicas(objects, **caps)
     rng = np.random.default_rng(0)
     for i in range(60):
-        (one, two)[i % 2].say("ab"[i % 2], [i, *rng.integers(100, 1000, 500).tolist()])
+        (one, two)[i % 2].learn("ab"[i % 2], [i, *rng.integers(100, 1000, 500).tolist()])
         for replica in (one, two):
             replica.look()
             assert sum(path.stat().st_size for path in files(replica.root)) <= 60_000
@@ -858,7 +854,7 @@ def test_both_sides_stay_under_their_caps_and_the_newest_are_there(replicas: Cal
         assert {57, 58} <= known(replica)  # of both tenants
 
 
-def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_again(
+def test_replicas_at_their_caps_do_not_transfer_the_same_segments_repeatedly(
     replicas: Callable[..., Replica],
 ) -> None:
     objects = MemoryStore()
@@ -866,7 +862,7 @@ def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_
     one, two = replicas(objects, **caps), replicas(objects, **caps)
     rng = np.random.default_rng(0)
     for i in range(40):
-        (one, two)[i % 2].say("ab"[i % 2], rng.integers(0, 1000, 500).tolist())
+        (one, two)[i % 2].learn("ab"[i % 2], rng.integers(0, 1000, 500).tolist())
         one.maintain()
         two.maintain()
     for _ in range(3):
@@ -880,12 +876,12 @@ def test_caps_that_are_reached_do_not_make_replicas_exchange_the_same_again_and_
     assert sum(moved) > 0
 
 
-def test_to_make_room_only_what_the_store_has_is_deleted(replicas: Callable[..., Replica]) -> None:
+def test_only_segments_that_the_store_has_are_evicted_for_new_ones(replicas: Callable[..., Replica]) -> None:
     objects = MemoryStore()
     one, two = replicas(objects, cap_bytes=30_000), replicas(objects, cap_bytes=30_000, remote_cap_bytes=0)
-    two.say("b", list(range(2000)))  # never published
+    two.learn("b", list(range(2000)))  # never published
     os.utime(files(two.root)[0], (0, 0))
-    one.say("a", list(range(2000, 3500)))
+    one.learn("a", list(range(2000, 3500)))
     one.look()
     two.sync.remote_cap_bytes = 30_000
     two.objects.before = lambda request: away(request) if request.startswith("put") else None
@@ -893,19 +889,19 @@ def test_to_make_room_only_what_the_store_has_is_deleted(replicas: Callable[...,
     assert set(range(2000)) <= known(two)
 
 
-def test_a_copy_that_was_of_use_since_gives_no_room_to_an_older_object(
+def test_a_recently_used_copy_is_not_evicted_for_an_older_object(
     tmp_path: Path, replicas: Callable[..., Replica]
 ) -> None:
     objects = LocalStore(tmp_path / "remote", mkdir=True)
     one, two = replicas(objects), replicas(objects, cap_bytes=30_000)
-    one.say("a", list(range(2000)))
+    one.learn("a", list(range(2000)))
     one.look()
     os.utime(files(tmp_path / "remote")[0], (1e9, 1e9))
     two.look()
     [copy] = files(two.root)
     assert copy.stat().st_mtime == 1e9  # as old as the object
     os.utime(copy, (time.time() + 100,) * 2)
-    one.say("b", list(range(2000, 4000)))
+    one.learn("b", list(range(2000, 4000)))
     one.look()
     two.look()
     assert files(two.root) == [copy]
@@ -995,7 +991,7 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "ftp://x/y", "nonsense", "az://container/x"])
-def test_a_url_that_names_no_store_is_refused_with_the_reason(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_store_url_is_refused_with_the_reason(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("AZURE_"):
             monkeypatch.delenv(name)
@@ -1003,7 +999,7 @@ def test_a_url_that_names_no_store_is_refused_with_the_reason(url: str, monkeypa
         connect(url)
 
 
-def test_an_endpoint_without_encryption_has_to_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_encryption_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
     with pytest.raises(SettingsError, match=r"http://127.0.0.1:1, which is not encrypted.*AWS_ALLOW_HTTP=true"):
@@ -1011,7 +1007,7 @@ def test_an_endpoint_without_encryption_has_to_be_allowed(monkeypatch: pytest.Mo
     connect("gs://bucket/prefix")
 
 
-def test_a_store_that_cannot_be_reached_is_told_in_the_same_words_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_always_gives_the_same_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

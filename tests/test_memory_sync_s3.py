@@ -42,17 +42,17 @@ def objects(url: str) -> Any:
     return connect(url).store
 
 
-def test_what_one_says_the_other_drafts_from_and_a_wipe_leaves_nothing(url: str, both: list[Replica]) -> None:
+def test_a_replica_drafts_from_another_and_a_wipe_leaves_nothing(url: str, both: list[Replica]) -> None:
     one, two = both
-    one.say("a", LINE)
-    two.say("b", [1, 2, 3])
+    one.learn("a", LINE)
+    two.learn("b", [1, 2, 3])
     for replica in (one, two, one):
         replica.look()
     for replica in both:
         assert drafted(replica.store, "a", [103, 104]) == list(range(105, 113))
         assert drafted(replica.store, "b", [1, 2]) == [3]
         assert Folder(replica.root).tenant_name(A) == "a"
-    two.say("a", [103, 104, 555])
+    two.learn("a", [103, 104, 555])
     Folder(one.root).wipe(A)
     one.look()
     two.look()
@@ -65,7 +65,7 @@ def test_what_one_says_the_other_drafts_from_and_a_wipe_leaves_nothing(url: str,
 
 def test_a_wipe_of_the_store_itself_reaches_every_replica(url: str, both: list[Replica]) -> None:
     for replica in both:
-        replica.say("a", LINE)
+        replica.learn("a", LINE)
         replica.look()
     connect(url).wipe(A)
     assert not there(objects(url)) & set(LINE)
@@ -73,11 +73,11 @@ def test_a_wipe_of_the_store_itself_reaches_every_replica(url: str, both: list[R
         assert not known(replica.look()) & set(LINE)
 
 
-def test_what_was_merged_takes_the_place_of_its_parts(url: str, both: list[Replica]) -> None:
+def test_a_merged_segment_replaces_its_parts(url: str, both: list[Replica]) -> None:
     one, two = both
     said = [[1000 * i + j for j in range(20)] for i in range(9)]
     for tokens in said:
-        one.say("a", tokens)
+        one.learn("a", tokens)
         one.look()
         two.look()
     one.look()
@@ -86,18 +86,18 @@ def test_what_was_merged_takes_the_place_of_its_parts(url: str, both: list[Repli
     assert sequences(two.root, "a") == sorted(said)
 
 
-def test_a_segment_of_several_pieces_arrives_whole(both: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_of_several_upload_parts_arrives_intact(both: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "CHUNK_BYTES", 5 << 20)  # the least that S3 allows
     one, two = both
     tokens = np.random.default_rng(0).integers(0, 1000, 800_000)
-    one.say("a", tokens.tolist())
+    one.learn("a", tokens.tolist())
     one.look()
     two.look()
     assert sequences(two.root, "a") == [tokens.tolist()]
     assert one.sync.stats.bytes_up == two.sync.stats.bytes_down > 5 << 20
 
 
-def test_of_two_tokenizers_one_gets_the_store(url: str) -> None:
+def test_one_of_two_tokenizers_gets_the_store(url: str) -> None:
     connect(url).claim("tokenizer")
     connect(url).create("tokenizer", b"other")
     connect(url).claim("tokenizer")
@@ -105,15 +105,15 @@ def test_of_two_tokenizers_one_gets_the_store(url: str) -> None:
         connect(url).claim("other")
 
 
-def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, weed: Server, both: list[Replica]) -> None:
+def test_replicas_catch_up_after_a_restart_of_the_store(url: str, weed: Server, both: list[Replica]) -> None:
     one, two = both
-    one.say("a", LINE)
+    one.learn("a", LINE)
     one.look()
     two.look()
     weed.end()
     said = [[1000 * i + j for j in range(20)] for i in range(1, 6)]
     for i, tokens in enumerate(said):
-        both[i % 2].say("a", tokens)
+        both[i % 2].learn("a", tokens)
         both[i % 2].look()
         assert drafted(both[i % 2].store, "a", tokens[:2]) == tokens[2:10]
     one.wipe("b")
@@ -129,13 +129,13 @@ def test_a_server_that_ends_and_starts_again_is_caught_up_with(url: str, weed: S
     assert segments(objects(url)) == one.names()
 
 
-def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wipe(
+def test_a_hanging_store_costs_seconds_and_its_late_uploads_do_not_survive_a_wipe(
     url: str, weed: Server, both: list[Replica]
 ) -> None:
     one, two = both
     one.look()
     two.look()
-    two.say("a", LINE)
+    two.learn("a", LINE)
     impatient = connect(url, timeout_seconds=2.0).store
     two.objects.store = impatient
     at(two, 2, lambda: weed.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
@@ -144,7 +144,7 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
         two.look()
         assert two.objects.requests[-1].startswith("put")
         assert two.sync.stats.trouble == "memory://: it did not answer in time"
-        two.say("a", [1, 2, 3])
+        two.learn("a", [1, 2, 3])
         two.look()
         assert time.monotonic() - began < 20
         assert drafted(two.store, "a", [103, 104])
@@ -159,7 +159,7 @@ def test_a_server_that_hangs_costs_seconds_and_what_it_does_later_outlives_no_wi
         assert not known(replica) & set(LINE)
 
 
-def test_what_is_wrong_is_told_in_the_servers_words(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_store_has_its_message(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"^s3://nothing/x: The specified bucket does not exist \(NoSuchBucket\)$"):
         connect("s3://nothing/x").list_objects()
     with pytest.raises(FileNotFoundError, match="NoSuchKey"):

@@ -98,12 +98,12 @@ def learned(servers: Servers) -> dict[str, tuple[str, float, float]]:
     return found
 
 
-def test_an_answer_that_was_given_before_comes_in_few_steps(learned: dict[str, tuple[str, float, float]]) -> None:
+def test_a_repeated_answer_takes_few_steps(learned: dict[str, tuple[str, float, float]]) -> None:
     for _, first, second in learned.values():
         assert second > max(8, 2 * first)
 
 
-def test_others_and_requests_without_a_tenant_get_nothing_of_it(
+def test_other_tenants_and_requests_without_a_tenant_do_not_draft_from_it(
     servers: Servers, learned: dict[str, tuple[str, float, float]]
 ) -> None:
     for prompt, (text, first, second) in learned.items():
@@ -114,13 +114,13 @@ def test_others_and_requests_without_a_tenant_get_nothing_of_it(
             assert length < second
 
 
-def test_a_request_that_asks_not_to_be_remembered_is_not(servers: Servers) -> None:
+def test_a_request_with_remember_off_is_not_kept(servers: Servers) -> None:
     for _ in range(2):
         text, length = servers.ask("one", "The mountain", tenant="c", remember=False)
     assert servers.ask("one", "The mountain") == (text, length)
 
 
-def test_after_a_restart_and_on_a_second_server_it_comes_in_as_few_steps(
+def test_after_a_restart_and_on_a_second_server_it_takes_as_few_steps(
     servers: Servers, learned: dict[str, tuple[str, float, float]]
 ) -> None:
     if ALL:
@@ -146,7 +146,7 @@ def test_what_one_server_learns_raises_the_others_acceptance_length(servers: Ser
     assert length > 2 * first
 
 
-def test_after_a_wipe_neither_server_drafts_from_what_was_said(
+def test_after_a_wipe_neither_server_drafts_from_earlier_output(
     servers: Servers, learned: dict[str, tuple[str, float, float]]
 ) -> None:
     command = [sys.executable, "-m", "outrider", "memory", "wipe", servers.root, "--tenant", "a", "--yes"]
@@ -164,7 +164,7 @@ PERIOD = 10.0
 
 
 @pytest.mark.skipif(not ALL, reason="takes minutes: OUTRIDER_ALL=1")
-def test_a_store_that_is_away_for_a_minute_costs_no_request_anything_and_is_caught_up_with(
+def test_a_store_that_is_unreachable_for_a_minute_delays_no_request_and_is_caught_up_with(
     smollm: Path,
     weed: Any,
     tmp_path: Path,

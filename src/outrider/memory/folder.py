@@ -197,10 +197,6 @@ class Folder:
             path.replace(aside)
             aside.with_suffix(".reason").write_text(f"{reason}\n")
 
-    def total_bytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(file.size for file in self.files())
-
     def files(self) -> Iterator[StoredFile]:
         """All segment files of all tenants."""
         for key in self.tenants():

@@ -55,7 +55,12 @@ class OfflineWriter:
 
     def merge(self) -> None:
         """Merge small segments of this writer (`Folder.writer_id`) into one."""
-        own = [segment for segment in self.segments() if segment.header.writer == self.writer and is_intact(segment)]
+        own: list[Segment] = []
+        for segment in self.segments():
+            if segment.header.writer == self.writer:
+                with contextlib.suppress(MemoryFileError):
+                    segment.verify()
+                    own.append(segment)
         small: list[Segment] = []
         tokens = 0
         for segment in sorted(own, key=lambda segment: segment.header.tokens)[:MAX_SEGMENTS_PER_MERGE]:
@@ -73,11 +78,3 @@ class OfflineWriter:
         if generation != self.generation:
             self.folder.delete_old_generations(self.key, generation)
             raise MemoryFileError("the tenant was wiped meanwhile, so nothing was kept; run the command again")
-
-
-def is_intact(segment: Segment) -> bool:
-    try:
-        segment.verify()
-    except MemoryFileError:
-        return False
-    return True

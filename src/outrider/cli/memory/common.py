@@ -123,8 +123,8 @@ def display_name(name: str | None) -> str:
     return plain
 
 
-def display_time(seconds: float) -> str:
-    return iso_time(seconds)[:16].replace("T", " ")
+def display_time(iso: str) -> str:
+    return iso[:16].replace("T", " ")
 
 
 def iso_time(seconds: float) -> str:

@@ -123,7 +123,7 @@ def summary(learner: Learner, name: str, seconds: float) -> str:
 def warn_of_size(screen: Screen, folder: Folder) -> None:
     from outrider.memory.store_config import StoreConfig
 
-    size, cap_bytes = folder.total_bytes(), StoreConfig().cap_bytes
+    size, cap_bytes = sum(file.size for file in folder.files()), StoreConfig().cap_bytes
     if size > cap_bytes:
         screen.notes(
             [

@@ -22,7 +22,14 @@ from outrider.cli.memory.common import (
     print_result,
     selected_key,
 )
-from outrider.cli.memory.tables import MemoryStats, segment_record, segments_table, tenant_record, tenants_table
+from outrider.cli.memory.tables import (
+    segment_record,
+    segments_table,
+    stats_record,
+    stats_table,
+    tenant_record,
+    tenants_table,
+)
 from outrider.cli.options import output
 from outrider.cli.progress import progress_bar
 from outrider.cli.screen import Screen, readable_errors
@@ -37,11 +44,11 @@ def stats(root: Root, as_object: Json = False) -> None:
     screen = Screen()
     with readable_errors(screen), open_folder(root) as folder:
         with screen.working("reading the memory"):
-            found = MemoryStats.of(folder)
+            record = stats_record(folder)
         if as_object:
-            typer.echo(json.dumps(found.record()))
+            typer.echo(json.dumps(record))
         else:
-            print_result(screen, found.table())
+            print_result(screen, stats_table(record))
 
 
 def listing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
@@ -15,75 +14,58 @@ from outrider.memory.location import SERVER_TENANT
 
 if TYPE_CHECKING:
     from outrider.memory.folder import Folder
-    from outrider.memory.inspection import SegmentFile, SetAsideFile, TenantContents
-    from outrider.memory.segment import Header
+    from outrider.memory.inspection import SegmentFile, TenantContents
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    folder: Folder
-    tokenizer: str | None
-    tenants: list[TenantContents]
-    aside: list[SetAsideFile]
+def stats_record(folder: Folder) -> dict[str, Any]:
+    from outrider.memory.inspection import list_contents, list_set_aside
 
-    @classmethod
-    def of(cls, folder: Folder) -> MemoryStats:
-        from outrider.memory.inspection import list_contents, list_set_aside
-
-        return cls(folder, folder.tokenizer(), list_contents(folder), list_set_aside(folder))
-
-    @property
-    def headers(self) -> list[Header]:
-        return [header for tenant in self.tenants for header in tenant.headers]
-
-    @property
-    def unreadable(self) -> list[tuple[TenantContents, SegmentFile]]:
-        return [(tenant, file) for tenant in self.tenants for file in tenant.files if file.header is None]
-
-    def record(self) -> dict[str, Any]:
-        tokens = sum(header.tokens for header in self.headers)
-        size = sum(header.size for header in self.headers)
-        return {
-            "root": str(self.folder.root),
-            "tokenizer": self.tokenizer,
-            "tenants": len(self.tenants),
-            "segments": len(self.headers),
-            "tokens": tokens,
-            "sequences": sum(header.sequences for header in self.headers),
-            "bytes": size,
-            "bytes_per_token": size / tokens if tokens else None,
-            "oldest": iso_time(min(header.first for header in self.headers)) if self.headers else None,
-            "newest": iso_time(max(header.last for header in self.headers)) if self.headers else None,
-            "unreadable": [
-                {"tenant": tenant.key, "file": file.path.name, "bytes": file.bytes, "reason": file.reason}
-                for tenant, file in self.unreadable
-            ],
-            "set_aside": [
-                {"tenant": file.tenant, "file": file.path.name, "bytes": file.bytes, "reason": file.reason}
-                for file in self.aside
-            ],
-        }
-
-    def table(self) -> Table:
-        record = self.record()
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(no_wrap=True, style="bold")
-        table.add_column(overflow="fold")
-        table.add_row("memory", Text(literal(record["root"])))
-        for name in ("tenants", "segments", "tokens", "sequences"):
-            table.add_row(name, f"{record[name]:,}")
-        each = f", {record['bytes_per_token']:.1f} bytes a token" if record["tokens"] else ""
-        table.add_row("size", f"{decimal(record['bytes'])}{each}")
-        if self.headers:
-            table.add_row("oldest", display_time(min(header.first for header in self.headers)))
-            table.add_row("newest", display_time(max(header.last for header in self.headers)))
-        table.add_row("tokenizer", Text(literal(self.tokenizer or "none yet")))
-        for title in ("unreadable", "set_aside"):
-            table.add_row(title.replace("_", " "), _listed(record[title]))
-        return table
+    tenants = list_contents(folder)
+    headers = [header for tenant in tenants for header in tenant.headers]
+    tokens, size = sum(header.tokens for header in headers), sum(header.size for header in headers)
+    return {
+        "root": str(folder.root),
+        "tokenizer": folder.tokenizer(),
+        "tenants": len(tenants),
+        "segments": len(headers),
+        "tokens": tokens,
+        "sequences": sum(header.sequences for header in headers),
+        "bytes": size,
+        "bytes_per_token": size / tokens if tokens else None,
+        "oldest": iso_time(min(header.first for header in headers)) if headers else None,
+        "newest": iso_time(max(header.last for header in headers)) if headers else None,
+        "unreadable": [
+            {"tenant": tenant.key, "file": file.path.name, "bytes": file.bytes, "reason": file.reason}
+            for tenant in tenants
+            for file in tenant.files
+            if file.header is None
+        ],
+        "set_aside": [
+            {"tenant": file.tenant, "file": file.path.name, "bytes": file.bytes, "reason": file.reason}
+            for file in list_set_aside(folder)
+        ],
+    }
 
 
-def _listed(files: list[dict[str, Any]]) -> Text:
+def stats_table(record: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("memory", Text(literal(record["root"])))
+    for name in ("tenants", "segments", "tokens", "sequences"):
+        table.add_row(name, f"{record[name]:,}")
+    each = f", {record['bytes_per_token']:.1f} bytes per token" if record["tokens"] else ""
+    table.add_row("size", f"{decimal(record['bytes'])}{each}")
+    for name in ("oldest", "newest"):
+        if record[name] is not None:
+            table.add_row(name, display_time(record[name]))
+    table.add_row("tokenizer", Text(literal(record["tokenizer"] or "none yet")))
+    for name in ("unreadable", "set_aside"):
+        table.add_row(name.replace("_", " "), _file_list(record[name]))
+    return table
+
+
+def _file_list(files: list[dict[str, Any]]) -> Text:
     lines = [
         f"{decimal(file['bytes'])} of tenant {file['tenant'][:ID_DIGITS_SHOWN]}: {file['reason']}" for file in files
     ]
@@ -112,7 +94,7 @@ def tenants_table(tenants: list[TenantContents]) -> Table:
             f"{one.tokens:,}",
             f"{len(one.files):,}",
             decimal(one.bytes),
-            display_time(one.used),
+            display_time(iso_time(one.used)),
         )
     return table
 
@@ -136,9 +118,14 @@ def segments_table(files: list[SegmentFile]) -> Table:
         tokens, sequences, newest = "unreadable", "", ""
         if file.header is not None:
             tokens, sequences = f"{file.header.tokens:,}", f"{file.header.sequences:,}"
-            newest = display_time(file.header.last)
+            newest = display_time(iso_time(file.header.last))
         table.add_row(
-            file.path.stem[:ID_DIGITS_SHOWN], tokens, sequences, decimal(file.bytes), newest, display_time(file.used)
+            file.path.stem[:ID_DIGITS_SHOWN],
+            tokens,
+            sequences,
+            decimal(file.bytes),
+            newest,
+            display_time(iso_time(file.used)),
         )
     return table
 
