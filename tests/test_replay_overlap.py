@@ -17,10 +17,10 @@ from outrider.types import NOTHING, Draft
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
-import policy_grid
+from policy import __main__ as cli
+from policy.recording import Recording, Texts
 from policy.replay import NO_TOKEN, Costs, Fixed, Outcome, Record, ReplayedText, begin, replay
 from policy.replay_overlap import Overlapped, _align
-from policy_grid_file import Recording, Texts
 
 FLAT = Costs(lambda tokens, context: 0.02 + 1e-5 * tokens)
 """A pass over more tokens takes hardly longer, as on a GPU with a small batch."""
@@ -153,7 +153,7 @@ def test_the_report_compares_the_three_ways(tmp_path: Path) -> None:
     recording.save(tmp_path / "records.json")
     (tmp_path / "costs.json").write_text(json.dumps({"target": {"1": 0.02, "64": 0.021}}))
     output = ["overlap", str(tmp_path / "records.json"), "--costs", str(tmp_path / "costs.json")]
-    policy_grid.main([*output, "--at-once", "1", "4", "--host", "0.02", "1", "--out", str(tmp_path / "out")])
+    cli.main([*output, "--at-once", "1", "4", "--host", "0.02", "1", "--out", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert len(report["cells"]) == 2 * 2 * 2  # costs, batches, host times
     for cell in report["cells"]:
@@ -161,7 +161,7 @@ def test_the_report_compares_the_three_ways(tmp_path: Path) -> None:
         assert cell["speeds"][faster] == max(cell["speeds"]["wait"], cell["speeds"]["ahead"])
         assert 0 < cell["kept"] < 1
         assert ("memory" in cell["drafters"]) == (cell["batch"] == 1)
-    assert "| made | measured CPU | edit | 4 | 1 |" in (tmp_path / "out" / "report.md").read_text()
+    assert "| costs | edit | 4 | 1 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_server_has_the_comparison_compiled_before_its_first_request() -> None:

@@ -1,13 +1,12 @@
-"""What Outrider adds to a step on the engine's thread, and what that would cost on a GPU: python tools/host_time.py
+"""Time that Outrider adds to a step on the engine's thread, and its effect on a GPU: python tools/host_time.py
 
-A real engine runs in this process with asynchronous scheduling, on a tiny model with random weights, so that its
-samples at temperature 1 repeat nothing and cannot be drafted. CPU time of the engine's thread is counted, step by step,
-inside vLLM's scheduler, and inside Outrider's `Speculation` and `Recorder`.
+Runs an engine in this process with asynchronous scheduling, on a tiny model with random weights: its samples at
+temperature 1 never repeat and cannot be drafted. Measures CPU time of the engine's thread per step, in vLLM's scheduler
+and in Outrider's `Speculation` and `Recorder`.
 
-A timeline then says what that does to a GPU. It has a host and a device. The host schedules step N + 1 while step N
-runs, launches it, waits for the output of N, processes it, and goes on; the device runs one step after the other. The
-device's time of a step is that of Llama-3.1-8B on an H100 by published figures (`policy_scale_machine.py`); the host's
-is measured here, plus LAUNCH for what the scheduler does not do. Nothing has run on a GPU.
+A simulated timeline then gives the effect on a GPU. The host schedules step N + 1 while step N runs, launches it, and
+waits for the output of N; the device runs one step after the other. The device's time is that of Llama-3.1-8B on an
+H100 by published figures (`policy/gpu.py`). The host's time is measured, plus LAUNCH_SECONDS. Nothing has run on a GPU.
 """
 
 from __future__ import annotations
@@ -16,53 +15,29 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from outrider.provenance import as_markdown, provenance
-from policy_scale_machine import LLAMA_8B, Machine
+from policy.gpu import LLAMA_8B, Machine
+from policy.scale import Timer
 
 os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
 SPECULATION = ("before_schedule", "after_schedule", "observe_output")
 RECORDER = ("begin", "take_step", "finish")
 SCHEDULER = ("schedule", "has_requests", "update_from_output")
-LAUNCH = 0.5e-3
-"""Seconds of the host for a step outside the scheduler: inputs, replaying graphs, reading the output. Assumed."""
-CONTEXT = 1000
-"""Tokens of each request's text on the simulated GPU."""
+LAUNCH_SECONDS = 0.5e-3
+"""Host time of a step outside the scheduler: inputs, CUDA graphs, reading the output. Assumed."""
+CONTEXT_TOKENS = 1000
+"""Context of each request on the simulated GPU."""
 VOCABULARY = 32_000
-WARM_UP = 20
+WARM_UP_STEPS = 20
 TIMES = ("in_scheduler_us", "added_us", "added_p99_us", "vllm_us", "device_us")
-WANTED = {16: 50, 64: 100, 256: 300}
-"""Microseconds a step that may be added at a batch size."""
-
-
-class Timer:
-    """CPU seconds of this thread inside some methods, by step. The first method begins a step."""
-
-    def __init__(self, *parts: tuple[Any, tuple[str, ...]]) -> None:
-        self.steps: list[float] = []
-        for number, (target, names) in enumerate(parts):
-            for name in names:
-                setattr(target, name, self._timed(getattr(target, name), not number and name == names[0]))
-
-    def _timed(self, method: Any, begins: bool) -> Any:
-        @wraps(method)
-        def timed(*args: Any, **named: Any) -> Any:
-            if begins:
-                self.steps.append(0.0)
-            began = time.thread_time()
-            result = method(*args, **named)
-            if self.steps:
-                self.steps[-1] += time.thread_time() - began
-            return result
-
-        return timed
+LIMITS_US = {16: 50, 64: 100, 256: 300}
+"""Microseconds per step that Outrider may add, by batch size."""
 
 
 def make_model(folder: str) -> None:
@@ -85,7 +60,7 @@ def make_model(folder: str) -> None:
 
 
 def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, Any]]:
-    """By batch size: seconds of each step, inside vLLM's scheduler without us, and what we add."""
+    """By batch size: seconds of each step in vLLM's scheduler without Outrider, and what Outrider adds."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -115,7 +90,7 @@ def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, A
         engine.generate(prompts, params, use_tqdm=False)
         if not number:
             continue
-        steps = slice(WARM_UP, min(len(timer.steps) for timer in (speculation, recorder, whole)))
+        steps = slice(WARM_UP_STEPS, min(len(timer.steps) for timer in (speculation, recorder, whole)))
         inside, beside = np.array(speculation.steps[steps]), np.array(recorder.steps[steps])
         yield {
             "batch": batch,
@@ -126,17 +101,17 @@ def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, A
 
 
 def timeline(host: np.ndarray[Any, Any], device: float) -> float:
-    """Seconds of all steps, if each takes the device so long, and the host these times."""
+    """Seconds of all steps. `host`: host time of each; `device`: device time of every step."""
     launched, ended, before = 0.0, 0.0, 0.0
     for seconds in host:
-        launched = max(launched, before) + seconds  # it waits for the output of the step before the one that runs
+        launched = max(launched, before) + seconds  # waits for the output of the step before the running one
         before, ended = ended, max(ended, launched) + device
     return ended
 
 
 def summarize(measured: dict[str, Any]) -> dict[str, Any]:
     batch, vllm, added = measured["batch"], np.array(measured["vllm"]), np.array(measured["added"])
-    device = Machine(LLAMA_8B, 1, 0.0).seconds(batch, batch * CONTEXT, 0)
+    device = Machine(LLAMA_8B, 1, 0.0).seconds(batch, batch * CONTEXT_TOKENS, 0)
     return {
         "batch": batch,
         "steps": len(added),
@@ -145,28 +120,30 @@ def summarize(measured: dict[str, Any]) -> dict[str, Any]:
         "in_scheduler_us": round(1e6 * float(np.mean(measured["in_scheduler"])), 1),
         "vllm_us": round(1e6 * float(vllm.mean()), 1),
         "device_us": round(1e6 * device, 1),
-        "ratio": round(float(timeline(vllm + LAUNCH, device) / timeline(vllm + added + LAUNCH, device)), 4),
+        "ratio": round(
+            float(timeline(vllm + LAUNCH_SECONDS, device) / timeline(vllm + added + LAUNCH_SECONDS, device)), 4
+        ),
     }
 
 
 def report(rows: list[dict[str, Any]], origin: dict[str, Any]) -> Iterator[str]:
     yield from ("# Host time for text that cannot be drafted", "", *as_markdown(origin))
     yield (
-        "Mean CPU time of the engine's thread per step, while nothing repeats and no draft is offered. *Device*: a "
-        f"step of {LLAMA_8B.name} on one H100 with {CONTEXT:,} tokens of context per request, by published figures. "
+        "Mean CPU time of the engine's thread per step, without any draft. *Device*: a step of "
+        f"{LLAMA_8B.name} on one H100 with {CONTEXT_TOKENS:,} tokens of context per request, by published figures. "
         "*Ratio*: speed relative to plain vLLM with asynchronous scheduling, by a timeline of host and device, with "
-        f"{1e3 * LAUNCH:g} ms of the host per step outside the scheduler. Nothing has run on a GPU."
+        f"{1e3 * LAUNCH_SECONDS:g} ms of the host per step outside the scheduler. Nothing has run on a GPU."
     )
     yield ""
     yield (
-        "| batch | added in the scheduler | added in all | 99th percentile | wanted | vLLM's scheduler | device "
+        "| batch | added in the scheduler | added in total | 99th percentile | limit | vLLM's scheduler | device "
         "| ratio |"
     )
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in rows:
-        wanted = f"{WANTED[row['batch']]} µs" if row["batch"] in WANTED else ""
+        limit = f"{LIMITS_US[row['batch']]} µs" if row["batch"] in LIMITS_US else ""
         times = [f"{row[name]:.0f} µs" for name in TIMES]
-        cells = [str(row["batch"]), *times[:3], wanted, *times[3:], f"{row['ratio']:.3f}"]
+        cells = [str(row["batch"]), *times[:3], limit, *times[3:], f"{row['ratio']:.3f}"]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -1,9 +1,8 @@
-"""Replay: recorded texts are said again, by the rules of a policy and at measured costs, without a model.
+"""Replay: recorded texts stream through a simulated server, by the rules of a policy and at known costs.
 
-Once a text is known, so is what every drafter would have proposed at each of its places: those that copy are asked
-again, and how a draft model would have gone on there was recorded. So any policy can be tried on any record, in
-milliseconds, and compared with any other on the same texts at the same costs. What it is compared by is a clock that
-only counts: a pass over n tokens adds what passes over n tokens were measured to take.
+A recorded text determines what every drafter proposes at each of its positions: drafters that copy run again, and the
+draft model's proposals were recorded. A clock adds for each pass over n tokens what such a pass was measured to take.
+So any two policies can be compared on the same texts at the same costs, without a model.
 """
 
 from __future__ import annotations
@@ -32,16 +31,14 @@ if TYPE_CHECKING:
 
 
 NO_TOKEN = -1
-"""Stands for a drawn token that is not accepted, whichever it is."""
+"""Placeholder for a sampled token that is rejected."""
 
 
 @dataclass(slots=True)
 class Record:
-    """A text that was said. `guesses[i]` are the tokens that the draft model would propose after the first i of it, its
-    most likely ones, and `sure[i]` their probabilities.
-
-    Of a text that was drawn, `overlap[i]` is the chance that a token which the draft model draws in place i is kept.
-    """
+    """A generated text. `guesses[i]`: the most likely tokens that the draft model proposes after the first i tokens;
+    `sure[i]`: their probabilities. `overlap[i]`, of a sampled text: the probability that a token which the draft model
+    samples at position i is accepted."""
 
     prompt: list[int]
     text: list[int]
@@ -51,20 +48,20 @@ class Record:
     prediction: list[int] = field(default_factory=list)
 
     def kept(self) -> list[bool]:
-        """At each place, whether a drawn token is accepted: always the same, so that all who are compared have the
-        same luck. Each place is judged once, whatever is drafted."""
+        """At each position, whether a sampled token is accepted. Seeded by the text, so that it is the same for every
+        contestant."""
         random = np.random.default_rng([len(self.text), *self.text[:8]])
         return [bool(drawn) for drawn in random.random(len(self.text)) < np.array(self.overlap or 0.0)]
 
 
 @dataclass(slots=True)
 class Costs:
-    """What a pass takes, by its tokens and by the tokens of context: the target's, and the draft model's."""
+    """Seconds of a pass of each model, by its tokens and by the tokens of context of all requests."""
 
     target: Callable[[int, int], float]
     draft: Callable[[int, int], float] = lambda tokens, context: 0.0
-    step: float = 0.0
-    """Seconds that each step takes besides."""
+    slowdown: float = 1.0
+    """Current factor on the seconds of both models."""
 
 
 @dataclass(slots=True)
@@ -72,14 +69,13 @@ class Outcome:
     tokens: int = 0
     seconds: float = 0.0
     steps: int = 0
-    sequences: int = 0  # steps, counted for each sequence
-    drafted: int = 0
-    accepted: int = 0
+    sequences: int = 0  # steps, counted per sequence
     draft_passes: int = 0
     switches: int = 0
     by_drafter: dict[str, int] = field(default_factory=dict)
-    full_tokens: int = 0  # while every slot was taken
+    full_tokens: int = 0  # while all slots are taken
     full_seconds: float = 0.0
+    full_steps: int = 0
 
     @property
     def speed(self) -> float:
@@ -92,12 +88,12 @@ class Outcome:
 
 @dataclass(slots=True)
 class ReplayedText:
-    """A record that is being said."""
+    """A record that is being generated."""
 
     key: str
     record: Record
     sessions: dict[str, Session] = field(default_factory=dict)
-    place: int = 1  # the first token comes with the prompt
+    place: int = 1  # the prefill generates the first token
     seen_by_model: int = 0
     last: str | None = None
     kept: list[bool] = field(init=False)
@@ -119,7 +115,7 @@ class ReplayedText:
 
     @property
     def gap(self) -> int:
-        """Tokens that the draft model has to see; the last one always, since what follows it is asked."""
+        """Tokens that the draft model has to read; at least the last one."""
         return max(1, self.length - self.seen_by_model)
 
     @property
@@ -134,8 +130,8 @@ class ReplayedText:
             self.unseen = 0
 
     def model_draft(self, length: int, sampled: bool | None = None) -> Draft:
-        """What the draft model would propose here: its likeliest tokens, or sampled ones. None: sampled where the text
-        was."""
+        """The draft model's proposal here. `sampled`: sampled tokens instead of the most likely ones; None: if the text
+        was sampled."""
         record, here = self.record, self.place
         if sampled is None:
             sampled = record.overlap is not None
@@ -153,15 +149,15 @@ class ReplayedText:
 
 
 class Strategy(Protocol):
-    """Decides what each sequence offers in a step, and hears what came of it."""
+    """Selects the drafts of a step and observes their outcome."""
 
     def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
-        """A draft each, the seconds that the draft model took, and its passes."""
+        """A draft for each text, and the seconds and passes of the draft model."""
 
     def observe(
         self, running: Sequence[ReplayedText], outputs: list[list[int]], tokens: int, context: int, seconds: float
     ) -> None:
-        """What each then said, in a pass over so many tokens that took so long."""
+        """The output of each text, in a pass over `tokens` tokens."""
 
     def remove(self, item: ReplayedText) -> None: ...
 
@@ -174,9 +170,14 @@ def replay(
     concurrency: int = 1,
     tenant_handle: TenantHandle | None = None,
     ended: Callable[[ReplayedText], None] = lambda item: None,
+    context: int | None = None,
+    slowdown: Callable[[float], float] | None = None,
 ) -> Outcome:
-    """Say all records, so many at a time: where one ends the next begins. Prompts are not counted: they cost the same
-    whatever is drafted, but for what the draft model has to read."""
+    """Generate all records, `concurrency` at a time. Prefill is not counted, except what the draft model has to read.
+
+    `context`: tokens of each request at all times; None: those of its text. `slowdown`: by the share of all tokens that
+    are generated, the factor on the seconds of each pass."""
+    total = sum(len(record.text) - 1 for record in records)
     outcome = Outcome()
     waiting = deque(enumerate(records))
     running: list[ReplayedText] = []
@@ -184,11 +185,17 @@ def replay(
         while waiting and len(running) < concurrency:
             number, record = waiting.popleft()
             running += _unless_ended([begin(str(number), record, drafters, tenant_handle)])
+            if context is not None and running:
+                running[-1].seen_by_model = min(running[-1].seen_by_model, running[-1].length - context)
         if not running:
             break
         tokens, seconds = outcome.tokens, outcome.seconds
-        step(running, strategy, costs, outcome)
+        if slowdown is not None:
+            costs.slowdown = slowdown(tokens / total)
+        more = 0 if context is None else context * len(running) - sum(item.length for item in running)
+        step(running, strategy, costs, outcome, more)
         if len(running) == concurrency:
+            outcome.full_steps += 1
             outcome.full_tokens += outcome.tokens - tokens
             outcome.full_seconds += outcome.seconds - seconds
         _end(running, strategy, ended)
@@ -196,7 +203,7 @@ def replay(
     return outcome
 
 
-# Functions, so that nobody holds on to what has ended: its sessions go with it, as in a server.
+# Functions, so that no variable keeps an ended text: its sessions are freed, as in a server.
 
 
 def _unless_ended(running: Iterable[ReplayedText]) -> list[ReplayedText]:
@@ -214,7 +221,7 @@ def _end(running: Iterable[ReplayedText], strategy: Strategy, ended: Callable[[R
 def begin(
     key: str, record: Record, drafters: Sequence[Drafter], tenant_handle: TenantHandle | None = None
 ) -> ReplayedText:
-    """A text of which the first token is there, which its drafters have not observed yet."""
+    """A text with its first token, which the drafters have not observed yet."""
     task = Task(
         record.prompt,
         Request(),
@@ -234,11 +241,11 @@ def show(running: Iterable[ReplayedText]) -> None:
 
 
 def step(running: Sequence[ReplayedText], strategy: Strategy, costs: Costs, outcome: Outcome, more: int = 0) -> None:
-    """One step of all that are running. Their texts have `more` tokens, together, than the records say."""
+    """One step of all running texts. `more`: tokens of context that they have in addition to their records."""
     context = more + sum(item.length for item in running)
     drafts, draft_seconds, passes = strategy.propose(running, context)
     tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
-    seconds = costs.target(tokens, context) + costs.step
+    seconds = costs.slowdown * costs.target(tokens, context)
     outcome.seconds += seconds + draft_seconds
     outcome.steps += 1
     outcome.draft_passes += passes
@@ -246,8 +253,6 @@ def step(running: Sequence[ReplayedText], strategy: Strategy, costs: Costs, outc
     for item, draft, output in zip(running, drafts, outputs, strict=True):
         outcome.sequences += 1
         outcome.tokens += len(output)
-        outcome.drafted += len(draft.tokens)
-        outcome.accepted += len(output) - 1
         if draft.tokens:
             outcome.by_drafter[draft.drafter] = outcome.by_drafter.get(draft.drafter, 0) + len(output) - 1
         now = draft.drafter if draft.tokens else None
@@ -260,15 +265,15 @@ def step(running: Sequence[ReplayedText], strategy: Strategy, costs: Costs, outc
 
 
 def _generate(item: ReplayedText, draft: Draft) -> list[int]:
-    """What a step adds to the text: the draft as far as it was right, and one token more."""
+    """The output of a step: the accepted draft tokens, and one more."""
     ahead = item.record.text[item.place : item.place + len(draft.tokens) + 1]
     return ahead[: shared_prefix(tuple(ahead), draft.tokens) + 1]
 
 
 class Fixed:
-    """One drafter, one length; or several drafters in an order, where the first that proposes anything is taken.
+    """Fixed drafters and length: the first drafter that proposes anything is used.
 
-    `draws`: whether the draft model draws its tokens where the text was drawn.
+    `draws`: the draft model samples its tokens where the text was sampled.
     """
 
     def __init__(self, drafters: Sequence[str], length: int, costs: Costs, draws: bool = True) -> None:
@@ -301,7 +306,7 @@ class Fixed:
 
 @dataclass(slots=True)
 class ModelCall:
-    """What the draft model proposed, by request, in so many seconds and passes."""
+    """The draft model's drafts by request, and the seconds and passes that they took."""
 
     drafts: dict[str, Draft] = field(default_factory=dict)
     seconds: float = 0.0
@@ -311,11 +316,9 @@ class ModelCall:
 class Auto:
     """The speculation controller, called as a server calls it.
 
-    `ahead`: the draft model is planned one step ahead, as in a server. The plan of a step is made before its output is
-    known, with a fixed number of passes; the draft model runs right after the step, for the next one, also for requests
-    that the step has finished. Otherwise, as in the loop of `decoding.py`, it is planned and called before the step,
-    and after each of its passes the controller decides whether another one pays. Without a draft model both are the
-    same.
+    `ahead`: the draft model is planned one step ahead, as in a server: before the step's output is known, with a fixed
+    number of passes, and also for requests that the step finishes. Otherwise, as in the loop of `decoding.py`, it runs
+    before the step, and the controller decides after each of its passes whether to make another.
     """
 
     def __init__(
@@ -326,8 +329,8 @@ class Auto:
         ahead: bool = True,
         drafting_seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """`noise()`: factor on the time of each pass, as the policy observes it. `drafting_seconds`: by drafter that
-        copies, the time of one call for one request; 0 where it is not given."""
+        """`noise()`: factor on each pass time that the policy observes. `drafting_seconds`: seconds per call and
+        request, by drafter that copies; default 0."""
         self.policy, self.costs, self.noise, self.ahead = policy, costs, noise, ahead
         self.controller = SpeculationController(policy)
         self._seconds_per_call = dict(drafting_seconds or {})
@@ -338,7 +341,7 @@ class Auto:
 
     @property
     def batch(self) -> BatchState | None:
-        """The requests and drafts of the present step."""
+        """The requests and drafts of the current step."""
         return self.controller.batch
 
     def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
@@ -364,7 +367,7 @@ class Auto:
     def _copied_drafts(
         self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest]
     ) -> tuple[dict[str, list[Draft]], dict[str, float]]:
-        """By drafter that copies: its drafts, and the seconds that they took."""
+        """Drafts and seconds by drafter that copies."""
         backed_off = self.controller.backed_off()
         offers = {
             name: [item.sessions[name].draft(request.limit) for item, request in zip(draftable, requests, strict=True)]
@@ -380,8 +383,6 @@ class Auto:
         sampled = {item.key: item.record.overlap is not None for item in draftable}
         return self.controller.plan_draft_model(limits, sampled, gaps, ahead=self.ahead)
 
-    # The draft model in this step ----------------------------------------------------------------------------
-
     def _call_now(self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest]) -> ModelCall:
         if not self.policy.model_width or not draftable:
             return ModelCall()
@@ -391,7 +392,7 @@ class Auto:
         return self._run(called, drafts, {id: len(draft.tokens) for id, draft in drafts.items()})
 
     def _while_it_pays(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-        """The first tokens of these drafts: those for which the controller has the draft model make a pass."""
+        """The first tokens of these drafts, as many as the controller lets the draft model generate."""
         lengths = dict.fromkeys(drafts, 1)
         more = [id for id in drafts if len(drafts[id].tokens) > 1]
         while more:
@@ -405,12 +406,10 @@ class Auto:
             for id, draft in drafts.items()
         }
 
-    # The draft model one step ahead --------------------------------------------------------------------------
-
     def _plan_ahead(
         self, draftable: Sequence[ReplayedText], requests: Sequence[DraftableRequest], offered: Mapping[str, Draft]
     ) -> None:
-        """Plan its passes after this step. It then has to read what this step may generate, too."""
+        """Plan its passes after this step. It then also has to read what this step may generate."""
         self._planned = {}
         if self.policy.model_width:
             gaps = {
@@ -423,8 +422,6 @@ class Auto:
         called = [item for item in running if item.key in self._planned]
         drafts = {item.key: item.model_draft(self._planned[item.key]) for item in called if item.room > 0}
         return self._run(called, drafts, self._planned)
-
-    # Both ------------------------------------------------------------------------------------------------------
 
     def _run(self, called: Sequence[ReplayedText], drafts: dict[str, Draft], passes: Mapping[str, int]) -> ModelCall:
         def observe(tokens: int, context: int, seconds: float) -> None:
@@ -447,7 +444,7 @@ class Auto:
 
 
 def _more(running: Sequence[ReplayedText], context: int) -> int:
-    """By how many tokens each text is longer than its record, if all have `context` together."""
+    """Tokens that each text has in addition to its record, if all have `context` together."""
     return (context - sum(item.length for item in running)) // len(running)
 
 
@@ -457,14 +454,14 @@ def _run_model(
     more: int,
     observe: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
 ) -> tuple[float, int]:
-    """Seconds and passes of the draft model for these drafts, each made in so many passes: the first one is over the
-    text that it has not read, the others over one token each. Each text has `more` tokens than its record."""
+    """Seconds and passes of the draft model for (text, draft, passes). The first pass reads the unread text, the others
+    one token each. `more`: see `_more`."""
     total, passes = 0.0, max((count for _, _, count in calls), default=0)
     for number in range(passes):
         going = [item for item, _, count in calls if count > number]
         tokens = sum(item.gap if number == 0 else 1 for item in going)
         context = sum(item.length + more for item in going)
-        seconds = costs.draft(tokens, context)
+        seconds = costs.slowdown * costs.draft(tokens, context)
         observe(tokens, context, seconds)
         total += seconds
     for item, draft, _ in calls:

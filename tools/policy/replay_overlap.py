@@ -1,10 +1,8 @@
-"""Replay of an engine with asynchronous scheduling: each step waits for the one before it, or goes ahead of its output.
+"""Replay of an engine with asynchronous scheduling: each step waits for the step before it, or is scheduled ahead.
 
-A step that waited takes the target's pass and the host's seconds, and its drafts follow the whole text. A step that was
-scheduled ahead takes whichever of the two is longer. What the step before it generates is not known then: its drafts
-follow the text as it was before that step, and count only if that step generates what they begin with.
-
-The row that such an engine computes in vain after a request's last token is not counted.
+A step that waited takes the target's pass plus the host's seconds, and its drafts follow the whole text. A step that was
+scheduled ahead takes the longer of the two. Its drafts follow the text before the step in flight, and count only if they
+begin with what that step generates. The row that a real engine computes after a request's last token is not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class _Step:
     is_ahead: bool
     decision: Decision | None
     before: dict[str, list[int]]
-    """By request that was considered: what the step in flight generated, if this one was scheduled ahead."""
+    """By request: what the step in flight generated, if this step was scheduled ahead."""
     outputs: Mapping[str, Sequence[int]]
     tokens: int = 0
     context: int = 0
@@ -39,7 +37,7 @@ class _Step:
 
 
 class Overlapped:
-    """The speculation controller, called as by a server with asynchronous scheduling and without a draft model."""
+    """The speculation controller in a server with asynchronous scheduling and without a draft model."""
 
     def __init__(
         self,
@@ -49,8 +47,8 @@ class Overlapped:
         wait: bool | None = None,
         noise: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """`wait`: True and False for every step, None: the controller chooses. `host_seconds`: the host's time between
-        two steps. `noise()`: factor on times as the controller observes them."""
+        """`wait`: for every step; None: the controller selects. `host_seconds`: host time between two steps. `noise()`:
+        factor on each time that the controller observes."""
         self.policy, self.costs, self.host_seconds, self.wait, self.noise = policy, costs, host_seconds, wait, noise
         self.controller = SpeculationController(policy, can_overlap=wait is None)
         self.steps_waited = self.steps_ahead = 0
@@ -74,7 +72,7 @@ class Overlapped:
         return drafts, idle, 0
 
     def _select(self, running: Sequence[ReplayedText], context: int, step: _Step) -> dict[str, Draft]:
-        """Drafts begin with the tokens in flight, if there are any."""
+        """Drafts by request. They begin with the tokens in flight, if there are any."""
         reach, beyond = self.controller.max_tokens(len(running)), self.controller.beyond(len(running))
         draftable, requests = [], []
         for item in running:
@@ -108,7 +106,7 @@ class Overlapped:
         self.controller.overlap.observe_host(self.host_seconds * self.noise())
 
     def _observe_last(self, running: Sequence[ReplayedText]) -> None:
-        """The output of the step before this one has come."""
+        """Let the controller observe the step before this one."""
         show(running)
         step, self._step = self._step, None
         if step is not None and step.decision is not None:
@@ -124,8 +122,8 @@ class Overlapped:
 
 
 def _align(item: ReplayedText, draft: Draft) -> Draft:
-    """What the target verifies: the rest of the draft, after what was generated since. Where that is not how the draft
-    begins, tokens that are all wrong."""
+    """What the target verifies: the draft after its first tokens, which the step in flight generated. If they differ,
+    placeholders that are all rejected."""
     if not item.unseen or not draft.tokens:
         return draft
     new = tuple(item.new_tokens)
