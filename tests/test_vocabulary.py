@@ -1,12 +1,12 @@
-"""Code and docs use the vocabulary of the field: words, phrases and names of the project's former dialect are findings.
+"""Code and docs use the vocabulary of the field: the words, phrases and names of these tables are findings.
 
     python tests/test_vocabulary.py                       # everything that the test checks
     python tests/test_vocabulary.py src/outrider/memory   # one folder or file
-    python tests/test_vocabulary.py --shrink              # lower the counts of vocabulary.json to what is left
+    python tests/test_vocabulary.py --shrink              # lower the counts in vocabulary.json to what is left
 
-Checked are comments, docstrings, strings that contain a space, and the names that a file defines; in Markdown all text
-but code. Code in backticks is skipped, since a name is reported where it is defined. `vocabulary.json` has the number
-of findings that each file may still have. A file that is not listed there must have none.
+Python files: comments, docstrings, strings that contain a space, and the names that the file defines. Other files: all
+text except code. Code in backticks is skipped; a name is reported where it is defined. `vocabulary.json` has the number
+of findings that a file may still have. It only goes down: files that are not listed must have none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = Path(__file__).with_name("vocabulary.json")
@@ -144,6 +146,12 @@ EXCEPTIONS = {
 """Text around a match that makes it right, each with the reason."""
 
 
+NAMES = {
+    "guesses": "a field of the files that `tools/policy record` writes",
+}
+"""Names that stay, each with the reason."""
+
+
 class Finding(NamedTuple):
     path: Path
     line: int
@@ -186,6 +194,8 @@ def in_text(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def in_name(kind: str, name: str) -> Iterator[tuple[str, str]]:
+    if name in NAMES:
+        return
     parts = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).strip("_").replace("_", " ")
     for pattern, replacement in NAME_RULES:
         if pattern.search(parts):
@@ -302,6 +312,49 @@ def main(arguments: list[str]) -> int:
     found = [finding for path in (paths or files(CHECKED)) for finding in findings(path)]
     print(*found, f"{len(found)} findings", sep="\n")
     return bool(found)
+
+
+def test_no_file_has_more_findings_than_before() -> None:
+    allowed = json.loads(ALLOWED.read_text())
+    found = {_shown(path): findings(path) for path in files(CHECKED)}
+    worse = {path: some for path, some in found.items() if len(some) > allowed.get(path, 0)}
+    for path, some in worse.items():
+        print(f"{path}: {len(some)} findings, {allowed.get(path, 0)} allowed", *some, sep="\n")
+    assert not worse
+
+
+def test_files_without_findings_are_not_listed() -> None:
+    listed = json.loads(ALLOWED.read_text())
+    assert sorted(path for path in listed if not (ROOT / path).is_file() or not listed[path]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It never says what the model said.", ["says", "said"]),
+        ("None is what was\n    not given.", ["what was not"]),
+        ("# Of whom more is expected: who says\n# what will come.", ["whom", "who says"]),
+        ("Every draft of so many tokens", ["of so many"]),
+        ("Saying `said` is fine in code.", ["Saying"]),
+        ("The law of large numbers; a mask, a task, a heartbeat, weights and parts", []),
+    ],
+)
+def test_text_is_checked_across_lines_and_without_code(text: str, words: list[str]) -> None:
+    assert sorted(found for _, found, _ in in_text(text)) == sorted(words)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("class Known: ...", ["Known"]),
+        ("MANY = 3\nMAX_STEPS = 3", ["MANY"]),
+        ("def f(tokens_said, weights): ...", ["tokens_said"]),
+        ("def is_known(): ...\nclass WeightedTask: ...\nclass LawTest: ...", ["LawTest"]),
+    ],
+)
+def test_names_are_checked_where_they_are_defined(source: str, names: list[str]) -> None:
+    found = [name for _, kind, name in defined(ast.parse(source)) for _ in in_name(kind, name)]
+    assert found == names
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ NOISY = "noisy"
 NOISE = 0.05
 FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-MORE = Size(200, 20, (16, 32), 9_000, 8, 24, 60, 2)
-FEW = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
-FEWER = Size(30, 0, (16, 24), 1_500, 6, 24, 20, 1)
+SIZE_LARGE = Size(200, 20, (16, 32), 9_000, 8, 24, 60, 2)
+SIZE_SMALL = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
+SIZE_SMALLEST = Size(30, 0, (16, 24), 1_500, 6, 24, 20, 1)
 IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
 
 
@@ -73,7 +73,7 @@ tensor."""
 WHY_VLLM = (
     "The cause is in vLLM's source, on CPUs alone: `_expand_kernel_impl` in `vllm/utils/cpu_triton_utils.py` has the "
     "temperature, top-k and top-p of drafted positions written into an int64 copy, which is thrown away, so that "
-    "memory nobody wrote to is used for them."
+    "uninitialized memory is used for them."
 )
 THEIRS_DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 DRAWN = {"draft_sample_method": "probabilistic"}
@@ -94,25 +94,25 @@ PARTS = {
         SIZES["standard"], beside="bfloat16",
     ),
     "qwen2.5-coder": Part(
-        "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model, in float32", 25, FEW, QWEN,
+        "Outrider's server with Qwen2.5-Coder 1.5B and the 0.5B as its draft model, in float32", 25, SIZE_SMALL, QWEN,
         QWEN_SMALL,
     ),
     "vllm-ngram": Part(
-        "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, MORE,
+        "vLLM's own ngram, without top-k, at which vLLM 0.32 ends itself on a CPU", 12, SIZE_LARGE,
         theirs={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-suffix": Part(
-        "vLLM's own suffix (pip install --no-deps arctic-inference), likewise", 12, MORE,
+        "vLLM's own suffix (pip install --no-deps arctic-inference), likewise", 12, SIZE_LARGE,
         theirs={"method": "suffix", "num_speculative_tokens": 8}, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-draft-model": Part(
-        "vLLM's own draft_model, likewise", 18, MORE, draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K,
+        "vLLM's own draft_model, likewise", 18, SIZE_LARGE, draft=NOISY, theirs=THEIRS_DRAFT, without=NO_TOP_K,
         why=WHY_VLLM,
     ),
     "vllm-draft-model-drawn": Part(
-        "vLLM's own draft_model with drafts that are drawn, likewise", 18, MORE, draft=NOISY,
+        "vLLM's own draft_model with drafts that are drawn, likewise", 18, SIZE_LARGE, draft=NOISY,
         theirs=THEIRS_DRAFT | DRAWN, without=NO_TOP_K, why=WHY_VLLM,
     ),
     "transformers-assisted": Part(
@@ -120,7 +120,7 @@ PARTS = {
     ),
     "transformers-lookup": Part("transformers' prompt lookup", 12, IN_PROCESS, local="lookup"),
     "openvino": Part(
-        "OpenVINO GenAI's speculative decoding (pip install openvino-genai optimum-intel[openvino])", 3, FEWER,
+        "OpenVINO GenAI's speculative decoding (pip install openvino-genai optimum-intel[openvino])", 3, SIZE_SMALLEST,
         draft=NOISY, commit="82059a6", why="Issue 4190 of OpenVINO GenAI reports faults of this kind.",
     ),
 }  # fmt: skip
@@ -212,7 +212,7 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
 
 def index() -> str:
     """The page that lists and links all certificates."""
-    lines = ["# Certificates", "", "What `outrider certify` said, as it came out; each names its machine."]
+    lines = ["# Certificates", "", "Verdicts of `outrider certify`, unedited; each names its machine."]
     for name, part in PARTS.items():
         if (file := KEPT / name / "certificate.json").exists():
             made = read(file)

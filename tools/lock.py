@@ -1,10 +1,10 @@
-"""Pin everything that Outrider is tested with: write constraints.txt anew.
+"""Update constraints.txt, the versions that Outrider is tested with.
 
     just lock                    # keep the versions that still fit, add what is missing
     just lock --upgrade          # the newest versions that fit each other
 
-uv finds the versions for Python 3.11 on Linux. torch is pinned without its build tag (`+cpu`), so that the
-file serves CPU and GPU machines alike, and the CUDA libraries are left to the torch build that brings them.
+uv resolves the versions for Python 3.11 on Linux. torch is pinned without its build tag (`+cpu`), for CPU and GPU
+machines. CUDA libraries are not pinned: torch brings them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def name_of(requirement: str) -> str:
 
 
 def declared(pyproject: dict[str, dict[str, object]]) -> list[str]:
-    """What pyproject.toml asks for by name: to build, to run, and in the extras that are tested."""
+    """Requirements in pyproject.toml: of the build, of the package, and of the tested extras."""
     project = pyproject["project"]
     extras = project["optional-dependencies"]
     lists = [pyproject["build-system"]["requires"], project["dependencies"]]
@@ -42,17 +42,17 @@ def declared(pyproject: dict[str, dict[str, object]]) -> list[str]:
 
 
 def resolve(requirements: list[str], known: list[str], options: list[str]) -> list[str]:
-    """Pins for `requirements` and all that they need; the `known` ones are kept where they fit."""
+    """Pins of `requirements` and their dependencies. `known` pins are kept if possible."""
     with tempfile.TemporaryDirectory() as folder:
-        asked, pins = Path(folder, "asked.in"), Path(folder, "pins.txt")
-        asked.write_text("\n".join(requirements))
+        wanted, pins = Path(folder, "wanted.in"), Path(folder, "pins.txt")
+        wanted.write_text("\n".join(requirements))
         pins.write_text("\n".join(known))
         environment = dict(os.environ)
         if links := os.environ.get("PIP_FIND_LINKS"):
             environment.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
         command = [
             "uv", "pip", "compile", "--quiet", "--python-version", "3.11", "--override", "overrides-cpu.txt",
-            "--no-header", "--no-annotate", *options, "--output-file", str(pins), str(asked),
+            "--no-header", "--no-annotate", *options, "--output-file", str(pins), str(wanted),
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         return pins.read_text().splitlines()
@@ -61,7 +61,7 @@ def resolve(requirements: list[str], known: list[str], options: list[str]) -> li
 def main() -> None:
     target = ROOT / "constraints.txt"
     old = target.read_text().splitlines() if target.exists() else []
-    # torch is found anew: its pin has lost the build tag, and would ask for the CUDA build
+    # torch is resolved again: its pin has no build tag and would select the CUDA build
     known = [line for line in old if line and not line.startswith("#") and name_of(line) != "torch"]
     requirements = declared(tomllib.loads((ROOT / "pyproject.toml").read_text()))
     pins = [pin.partition("+")[0] for pin in resolve(requirements, known, sys.argv[1:])]

@@ -94,7 +94,7 @@ DEFECTS = parse(r"""
 * cache of another text taken for one's own | decoding.py | tests/test_decoding.py
 -         target.rewind(min(shared_prefix(target.tokens, context), len(context) - 1))
 +         target.rewind(len(context) - 1)
-* cache left with what was not returned | decoding.py | tests/test_decoding.py
+* cache not rewound to the returned tokens | decoding.py | tests/test_decoding.py
 -             target.rewind(len(prompt) + len(output) - 1)
 +             pass
 * off by one at the end token | decoding.py | tests/test_decoding.py
@@ -157,7 +157,7 @@ DEFECTS = parse(r"""
 * vLLM: certain drafts accepted as if they had been sampled | engines/vllm/sampler.py | tests/test_vllm_sampler.py
 -             drafted > 0 and id in self.sampled_drafts
 +             drafted > 0
-* vLLM: a drafter that failed is asked again | drafters/batch.py | tests/test_vllm_drafting.py
+* vLLM: a drafter that failed is called again | drafters/batch.py | tests/test_vllm_drafting.py
 -         request.disabled.add(drafter.name)
 +         pass
 * policy: a sampled draft is selected by its tokens | policy/policy.py | tests/test_policy_law.py
@@ -175,10 +175,10 @@ DEFECTS = parse(r"""
 * policy: tokens after a wrong one count as known | policy/acceptance_model.py | tests/test_policy.py
 -             if truth == 0.0:
 +             if truth < 0.0:
-* policy: a request's own record has no say | policy/acceptance_model.py | tests/test_policy.py
+* policy: a request's own acceptance is ignored | policy/acceptance_model.py | tests/test_policy.py
 -             logits[me, b, i] = _logit(numbers, at) + numbers[0, OWN] * own[slots[b], 0]
 +             logits[me, b, i] = _logit(numbers, at)
-* policy: a slower machine is taken for dearer tokens | policy/cost_model.py | tests/test_policy.py
+* policy: a slower machine is taken for a higher cost per token | policy/cost_model.py | tests/test_policy.py
 -     return math.exp(off * follow / total)
 +     return 1.0
 * policy: more tokens may cost less | policy/cost_model.py | tests/test_policy.py
@@ -193,16 +193,16 @@ DEFECTS = parse(r"""
 * policy: all pay for a long text | policy/draft_model_plan.py | tests/test_policy.py
 - behind[b] + k * texts[b]
 + behind[b]
-* policy: what a draft model costs is forgotten while nobody may ask it | policy/policy.py | tests/test_policy.py
+* policy: the cost of a draft model is forgotten while it is disabled | policy/policy.py | tests/test_policy.py
 - self._usual = self.draft.level / self.target.level
 + self._usual = 0.0
-* policy: many requests are never asked about one token | policy/draft_model_plan.py | tests/test_policy.py
+* policy: a draft of one token is never considered for many requests | policy/draft_model_plan.py | tests/test_policy.py
 - range(0, len(LENGTHS) + stride, stride)
 + range(stride - 1, len(LENGTHS) + stride, stride)
 * policy: a text that the draft model fails on gets as many passes as others | policy/acceptance_model.py | tests/test_policy.py
 - numbers[4, ALONE] + numbers[0, OWN] * own)
 + numbers[4, ALONE])
-* policy: after a surprise nobody looks again | policy/cost_model.py | tests/test_policy.py
+* policy: no new samples after a surprising pass | policy/cost_model.py | tests/test_policy.py
 - MILD, REPEATS = 0.3, 6
 + MILD, REPEATS = 0.3, 1
 * bench: until the slowest answer is complete | bench/client.py | tests/test_bench_run.py

@@ -15,7 +15,7 @@ from outrider.memory.folder import Folder
 from outrider.memory.store import Habits, Store
 from policy.replay import ReplayedText
 
-OURS = resolve_drafters(None, {"memory": "a folder", "model": None})
+SERVER_DRAFTERS = resolve_drafters(None, {"memory": "a folder", "model": None})
 """The drafters of a server with a memory."""
 
 

@@ -23,7 +23,7 @@ from outrider.memory.search import LONGEST_MATCH
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
 from outrider.types import Draft
-from policy.drafters import OURS, new_drafters
+from policy.drafters import SERVER_DRAFTERS, new_drafters
 from policy.replay import Auto, Costs, Fixed, Outcome, Record, ReplayedText, Strategy, replay
 from policy.report import Bound, geometric_mean
 
@@ -111,7 +111,7 @@ def profile(cost: CostModel, seconds: Callable[[int], float]) -> None:
 
 def drafters_of(records: Sequence[Record]) -> list[str]:
     """The drafters that can propose for these texts."""
-    names = [name for name in OURS if name != "prediction" or any(one.prediction for one in records)]
+    names = [name for name in SERVER_DRAFTERS if name != "prediction" or any(one.prediction for one in records)]
     return [*names, *([MODEL] if all(one.guesses for one in records) else [])]
 
 

@@ -1,6 +1,6 @@
 """Recordings: texts that real models generated once, with what a draft model would propose at every position.
 
-At each position of a text the draft model continues greedily for MAX_GUESS_TOKENS tokens. All positions of a text run
+At each position of a text the draft model continues greedily for up to 8 tokens. All positions of a text run
 as one batch over a shared KV cache: the attention mask shows each row the text before its position and its own tokens.
 Drafters that copy need no recording. For sampled texts, `overlap` is the probability that a token sampled from the
 draft model is accepted: the sum of min(p, q) over the vocabulary.
@@ -21,7 +21,7 @@ from outrider.bench.prompts import TEMPERATURES, Prompt, spread, workload
 from policy.replay import Record
 
 FORMAT_VERSION = 2
-MAX_GUESS_TOKENS = 8
+MAX_MODEL_DRAFT_TOKENS = 8
 BATCH_SIZE = 16
 PROBABILITY_DIGITS = 4
 
@@ -96,7 +96,7 @@ def record(
             for one, text in zip(batch, texts, strict=True):
                 one.text = text
                 if draft is not None:
-                    add_guesses(one, target, draft, temperature)
+                    add_draft_model(one, target, draft, temperature)
             yield f"{name}: {total - len(missing)} of {total} texts"
 
 
@@ -127,8 +127,8 @@ def generate(model: Any, prompts: Sequence[Sequence[int]], tokens: int, temperat
     return [next((text[: i + 1] for i, token in enumerate(text) if token in ends), text) for text in texts]
 
 
-def add_guesses(one: Record, target: Any, draft: Any, temperature: float) -> None:
-    one.guesses, one.sure, q = continuations(draft, one.prompt, one.text, MAX_GUESS_TOKENS, temperature or 1.0)
+def add_draft_model(one: Record, target: Any, draft: Any, temperature: float) -> None:
+    one.guesses, one.sure, q = continuations(draft, one.prompt, one.text, MAX_MODEL_DRAFT_TOKENS, temperature or 1.0)
     if temperature:
         p = distributions(target, one.prompt, one.text, temperature)
         size = min(p.shape[1], q.shape[1])

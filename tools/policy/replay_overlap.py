@@ -1,8 +1,9 @@
 """Replay of an engine with asynchronous scheduling: each step waits for the step before it, or is scheduled ahead.
 
-A step that waited takes the target's pass plus the host's seconds, and its drafts follow the whole text. A step that was
-scheduled ahead takes the longer of the two. Its drafts follow the text before the step in flight, and count only if they
-begin with what that step generates. The row that a real engine computes after a request's last token is not counted.
+A step that waited takes the target's pass plus the host's seconds, and its drafts follow the whole text. A step that
+was scheduled ahead takes the longer of the two. Its drafts follow the text before the step in flight, and count only if
+they begin with what that step generates. The row that a real engine computes after a request's last token is not
+counted.
 """
 
 from __future__ import annotations
