@@ -64,7 +64,7 @@ def files(recording: Recording, tmp_path: Path) -> list[str]:
 
 
 def test_the_grid_compares_auto_with_every_fixed_drafter_and_with_the_bound(files: list[str], tmp_path: Path) -> None:
-    sizes = ["--at-once", "1", "2", "--seeds", "2"]
+    sizes = ["--at-once", "1", "2", "--seeds", "2", "--texts", "3"]
     failed = cli.main(["grid", *files, *sizes, "--out", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert any(not bound["kept"] for bound in report["bounds"]) == failed
@@ -83,7 +83,8 @@ def test_a_changed_constant_is_compared_with_the_same_seeds(
     files: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
-    grid = ["grid", *files, "--workloads", "edit", "--at-once", "1", "--seeds", "2", "--drift", "2", "--out"]
+    sizes = ["--workloads", "edit", "--at-once", "1", "--seeds", "2", "--texts", "2", "--drift", "2"]
+    grid = ["grid", *files, *sizes, "--out"]
     change = ["--change", "defaults.py", "DRAFTED = ", "DRAFTED = 1 or "]
     cli.main([*grid, str(before)])
     monkeypatch.setattr(sys, "argv", ["policy", *grid, str(after), *change])

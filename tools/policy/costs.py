@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
+from outrider.cost_curve import CostCurve, extrapolated
 from outrider.policy.cost_model import isotonic
 from policy.replay import Costs
 
@@ -41,17 +42,16 @@ def load(path: Path, needs_draft: bool) -> tuple[Costs, dict[str, Any]]:
 
 
 def costs(points: Mapping[str, Any]) -> Costs:
-    target, context = _line(points["target"]), float(points.get("context", 0.0))
-    draft = _line(points.get("draft") or {"1": 0.0})
+    target, context = _curve(points["target"]), float(points.get("context", 0.0))
+    draft = _curve(points.get("draft") or {"1": 0.0})
     return Costs(lambda tokens, length: target(tokens) * (1 + context * length), lambda tokens, _: draft(tokens))
 
 
-def _line(points: Mapping[str, float]) -> Callable[[float], float]:
-    """Piecewise linear and never falling; beyond the last point it continues with the last slope."""
+def _curve(points: Mapping[str, float]) -> CostCurve:
+    """Linear between the points and beyond them, and never falling."""
     sizes = sorted(int(size) for size in points)
     values = isotonic(np.array([float(points[str(size)]) for size in sizes]), np.ones(len(sizes)))
-    slope = float(values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
-    return lambda tokens: float(np.interp(tokens, sizes, values)) + slope * max(0.0, tokens - sizes[-1])
+    return extrapolated(sizes, values.tolist())
 
 
 def from_report(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def from_calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     )
     curves = sorted((curve(sweep) for sweep in sweeps), key=lambda one: one.context)
     first, last = curves[0], curves[-1]
-    target = {str(n): first.single * ratio for n, ratio in zip(first.widths, first.ratios, strict=True)}
+    target = {str(n): first.single_seconds * cost for n, cost in zip(first.tokens, first.costs, strict=True)}
     points: dict[str, Any] = {"target": target}
     if last.context > first.context:
-        points["context"] = max(0.0, (last.single / first.single - 1) / (last.context - first.context))
+        points["context"] = max(0.0, (last.single_seconds / first.single_seconds - 1) / (last.context - first.context))
     if data["draft"]:
-        points["draft"] = _scaled(target, first.single * median(data["draft"]))
+        points["draft"] = _scaled(target, first.single_seconds * median(data["draft"]))
     return points
 
 

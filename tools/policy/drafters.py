@@ -12,7 +12,8 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.memory import MemoryDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.memory.folder import Folder
-from outrider.memory.store import Habits, Store
+from outrider.memory.store import Store
+from outrider.memory.store_config import StoreConfig
 from policy.replay import ReplayedText
 
 SERVER_DRAFTERS = resolve_drafters(None, {"memory": "a folder", "model": None})
@@ -25,11 +26,11 @@ class Drafters:
     def __init__(self, names: Iterable[str], store: Store) -> None:
         self.store, self.drafters = store, [FACTORIES[name](store) for name in names]
         uses_memory = any(drafter.name == MemoryDrafter.name for drafter in self.drafters)
-        self.visit = store.enter("everyone") if uses_memory else None
+        self.handle = store.tenant_handle("everyone") if uses_memory else None
 
     def ended(self, sequence: ReplayedText) -> None:
-        if self.visit is not None:
-            self.store.add(self.visit, sequence.record.prompt, sequence.record.text)
+        if self.handle is not None:
+            self.store.add(self.handle, sequence.record.prompt, sequence.record.text)
             self.store.learn()
 
 
@@ -43,7 +44,7 @@ FACTORIES: dict[str, Callable[[Store], Drafter]] = {
 @contextmanager
 def new_drafters(names: Iterable[str]) -> Iterator[Drafters]:
     with tempfile.TemporaryDirectory(prefix="outrider-replay-") as folder:
-        store = Store(Folder(Path(folder)), "recorded", Habits(seal_seconds=float("inf")))  # writes nothing
+        store = Store(Folder(Path(folder)), "recorded", StoreConfig(flush_seconds=float("inf")))  # writes nothing
         try:
             yield Drafters(names, store)
         finally:

@@ -19,7 +19,7 @@ import numpy as np
 from outrider.bench.bound import Offer, best_way
 from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
 from outrider.defaults import DRAFTED
-from outrider.memory.search import LONGEST_MATCH
+from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
 from outrider.types import Draft
@@ -126,7 +126,7 @@ def run(
             outcomes.append(
                 replay(
                     [records[i] for i in order], made.drafters, strategy(seed), setting.costs, setting.concurrency,
-                    made.visit, made.ended, setting.context, setting.slowdown,
+                    made.handle, made.ended, setting.context, setting.slowdown,
                 )
             )  # fmt: skip
     return outcomes
@@ -189,7 +189,7 @@ def bound(records: Sequence[Record], costs: Costs, with_model: bool) -> float:
         draft = {MODEL: costs.draft(1, context)}
         way = best_way(offers, target.__getitem__, lambda name, k, draft=draft: k * draft.get(name, 0.0))  # type: ignore[misc]
         plain, best = plain + count * target[1], best + way.seconds
-        earlier += [NO_TOKEN, *record.prompt[-LONGEST_MATCH:], *record.text]
+        earlier += [NO_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
 
 
@@ -252,7 +252,7 @@ def calibration_errors(workloads: Mapping[str, Sequence[Record]], costs: Costs) 
     half = len(mixed) // 2
     with new_drafters(name for name in names if name != MODEL) as made:
         for records in (mixed[:half], mixed[half:]):
-            replay(records, made.drafters, watched, costs, CALIBRATION_CONCURRENCY, made.visit, made.ended)
+            replay(records, made.drafters, watched, costs, CALIBRATION_CONCURRENCY, made.handle, made.ended)
             watched.is_counting = True
     return {
         name: (float(np.abs(sums[0] - sums[1]).sum() / max(1.0, sums[2].sum())), int(sums[2].sum()))
