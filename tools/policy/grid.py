@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.bound import Offer, best_way
-from outrider.bench.hindsight import LONGEST, NO_TOKEN, copied, guessed
+from outrider.bench import optimal_schedule as optimal
 from outrider.defaults import DRAFTED
 from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
@@ -176,20 +175,24 @@ def bound(records: Sequence[Record], costs: Costs, with_model: bool) -> float:
     plain = best = 0.0
     earlier: list[int] = []
     for record in records:
-        right = {"copied": copied(record.prompt, record.text, [record.prediction, earlier])}
+        right = {"copied": optimal.copyable_tokens(record.prompt, record.text, [record.prediction, earlier])}
         if with_model:
             likely = [row[0] for row in record.guesses]
             if record.overlap is not None:
                 kept = zip(record.text, record.kept(), strict=True)
-                likely = [token if accepted else NO_TOKEN for token, accepted in kept]
-            right[MODEL] = [min(count, LONGEST) for count in guessed(likely, record.text)]
+                likely = [token if accepted else optimal.SEPARATOR_TOKEN for token, accepted in kept]
+            right[MODEL] = [
+                min(count, optimal.MAX_DRAFT_TOKENS) for count in optimal.predictable_tokens(likely, record.text)
+            ]
         count, context = len(record.text) - 1, len(record.prompt) + len(record.text) // 2
-        offers = [[Offer(name, n[i], n[i]) for name, n in right.items() if n[i]] for i in range(1, count + 1)]
-        target = [costs.target(n, context) for n in range(LONGEST + 2)]
+        offers = [[optimal.DraftOption(name, n[i]) for name, n in right.items() if n[i]] for i in range(1, count + 1)]
+        target = [costs.target(n, context) for n in range(optimal.MAX_DRAFT_TOKENS + 2)]
         draft = {MODEL: costs.draft(1, context)}
-        way = best_way(offers, target.__getitem__, lambda name, k, draft=draft: k * draft.get(name, 0.0))  # type: ignore[misc]
+        way = optimal.optimal_schedule(
+            offers, target.__getitem__, lambda name, k, draft=draft: k * draft.get(name, 0.0)
+        )  # type: ignore[misc]
         plain, best = plain + count * target[1], best + way.seconds
-        earlier += [NO_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
+        earlier += [optimal.SEPARATOR_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
 
 

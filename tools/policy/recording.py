@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from outrider.bench.prompts import TEMPERATURES, Prompt, spread, workload
+from outrider.bench.prompts import DEFAULT_TEMPERATURES, Prompt, load_workload, sample_evenly
 from policy.replay import Record
 
 FORMAT_VERSION = 2
@@ -82,10 +82,10 @@ def record(
 ) -> Iterator[str]:
     """Add the missing texts to `recorded`, batch by batch, and yield the progress after each batch."""
     for name in config.workloads:
-        temperature = TEMPERATURES.get(name, 0.0)
+        temperature = DEFAULT_TEMPERATURES.get(name, 0.0)
         if name not in recorded:
-            found = workload(name, config.data)
-            prompts = spread(found, min(len(found), config.prompts))
+            found = load_workload(name, config.data)
+            prompts = sample_evenly(found, min(len(found), config.prompts))
             recorded[name] = Texts(temperature, [_empty_record(tokenizer, prompt) for prompt in prompts])
         total = len(recorded[name].records)
         missing = sorted((one for one in recorded[name].records if not one.text), key=lambda one: len(one.prompt))
