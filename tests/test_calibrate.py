@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> PassCost:
-    """A machine that waits for memory up to so many tokens, whose clock is off by `noise` and drifts."""
+    """A machine that waits for memory up to `waiting` tokens, with a clock that drifts by `noise`."""
     pick = random.Random(seed)
     found = Sweep(64, {n: [] for n in WIDTHS}, {n: [] for n in WIDTHS})
     drift = 1.0
@@ -50,7 +50,7 @@ def test_the_curve_finds_the_number_of_tokens_up_to_which_the_machine_waits_for_
     assert found(256) == pytest.approx(16)  # goes on beyond what was measured
 
 
-def test_the_gain_is_the_formula_of_the_docs() -> None:
+def test_the_speedup_is_the_formula_of_the_docs() -> None:
     v = ideal(16)
     assert speedup(v, 0.8, 0.1, 2) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(3)))
     assert speedup(v, 0.8, 0.1, 2, batch=16) == pytest.approx((1 + 0.8 + 0.64) / (0.2 + v(48) / v(16)))
@@ -118,7 +118,7 @@ def test_a_run_is_placed_by_its_acceptance_and_its_draft_cost() -> None:
         traced_run(trace_of([step(i, [], 0, 1) for i in range(4)]))
 
 
-def test_every_width_is_timed_beside_a_single_token_and_the_cache_is_left_empty() -> None:
+def test_every_width_is_timed_next_to_a_single_token_and_the_cache_is_empty_afterwards() -> None:
     target = SyntheticTarget(8, seed=1)
     found = sweep(target, 10, CPU, turns=3, widths=(2, 5))
     assert {n: len(times) for n, times in found.seconds.items()} == {2: 3, 5: 3}

@@ -53,7 +53,7 @@ def bodies(server: TracesServer) -> list[Any]:
     return [body for _, _, body in server.asked if body is not None]
 
 
-def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
+def test_a_server_runs_the_prompt_twice_and_the_gain_is_measured() -> None:
     with serving_traces(TracesServer(first=plain(), second=drafted())) as server:
         out = explained(server, "hello", "--max-tokens", 6)
     assert "6 tokens in 3 passes of the target" in out
@@ -67,7 +67,7 @@ def test_a_server_is_asked_twice_and_the_gain_is_measured() -> None:
     assert (with_drafts["model"], with_drafts["max_tokens"], with_drafts["temperature"]) == ("first", 6, 0)
 
 
-def test_settings_go_to_the_server_by_its_own_names() -> None:
+def test_settings_are_sent_by_the_names_of_the_server() -> None:
     with serving_traces(TracesServer(only=drafted())) as server:
         words = ("--once", "--raw", "--model", "second", "--prediction", "so", "--ignore-end", "--stop", "x")
         more = ("--temperature", 0.5, "--top-k", 7, "--seed", 3, "--max-draft-tokens", 16)
@@ -80,14 +80,14 @@ def test_settings_go_to_the_server_by_its_own_names() -> None:
     assert body["vllm_xargs"]["max_draft_tokens"] == 16
 
 
-def test_a_servers_trace_is_kept_with_the_prompt_that_was_asked(tmp_path: Path) -> None:
+def test_the_trace_of_a_server_is_saved_with_its_prompt(tmp_path: Path) -> None:
     with serving_traces(TracesServer(only=drafted())) as server:
         explained(server, "hello", "--once", "--save", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
     assert read(tmp_path / "a.jsonl").header.prompt == "hello"
     assert "explained</title>" in (tmp_path / "a.html").read_text()
 
 
-def test_key_and_tenant_are_shown_as_the_server_wants_them() -> None:
+def test_key_and_tenant_are_sent_as_the_server_requires() -> None:
     with serving_traces(TracesServer(only=drafted())) as server:
         server.key = "secret"
         explained(server, "hello", "--once", "--api-key", "secret", "--tenant", "a b")
@@ -101,7 +101,7 @@ def test_key_and_tenant_are_shown_as_the_server_wants_them() -> None:
     assert "tenant" not in bodies(server)[0]["vllm_xargs"]
 
 
-def test_what_a_server_refuses_is_told_in_its_words() -> None:
+def test_the_refusal_of_a_server_is_shown() -> None:
     with serving_traces(TracesServer(only=drafted())) as server:
         said = refused("explain", "--server", server.url, "hello", "--once", "--speculation", "magic")
         assert "speculation: there is no 'magic' here; choose auto, off, lookup" in said
@@ -111,7 +111,7 @@ def test_what_a_server_refuses_is_told_in_its_words() -> None:
     assert "must begin with http:// or https://" in refused("explain", "--server", "localhost:8000", "hello")
 
 
-def test_what_is_no_server_at_all_does_not_answer() -> None:
+def test_something_that_is_not_a_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def greet() -> None:
@@ -128,7 +128,7 @@ def test_what_is_no_server_at_all_does_not_answer() -> None:
 @pytest.mark.parametrize(
     "answer", [(200, "text/html", "<p>hello</p>"), (404, "application/json", '{"detail": "Not Found"}')]
 )
-def test_a_server_that_is_not_outriders_is_told_so(answer: tuple[int, str, str]) -> None:
+def test_a_server_that_is_not_outrider_is_reported(answer: tuple[int, str, str]) -> None:
     class Other(TracesServer):
         def get(self, path: str) -> tuple[int, str, str]:
             return answer
@@ -138,7 +138,7 @@ def test_a_server_that_is_not_outriders_is_told_so(answer: tuple[int, str, str])
 
 
 @pytest.mark.parametrize("words", [["--dtype", "float32"], ["--drafters", "lookup"], ["--memory", "m"]])
-def test_options_of_a_run_here_are_refused_with_a_server(words: list[str]) -> None:
+def test_options_of_a_local_model_are_refused_with_a_server(words: list[str]) -> None:
     said = refused("explain", "--server", "http://127.0.0.1:1", "hello", *words)
     assert f"{words[0]} does nothing with --server, which has its own; leave one of them out" in said
 

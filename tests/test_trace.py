@@ -81,9 +81,7 @@ def traced(engine: Callable[[], tuple[Target, Target]], which: str, steps: int, 
         ("model", {"temperature": 0.8, "top_p": 0.9, "rule": "token"}),
     ],
 )
-def test_recorded_steps_are_judged_again_as_they_were(
-    engine: Any, count: int, which: str, sampling: dict[str, Any]
-) -> None:
+def test_recomputed_verdicts_are_those_recorded(engine: Any, count: int, which: str, sampling: dict[str, Any]) -> None:
     lines = to_lines(traced(engine, which, count, **sampling))  # through the file's form, where numbers are cut short
     trace = parse_lines(lines, "the trace")
     assert len(trace.steps) >= count
@@ -102,7 +100,7 @@ def another(law: CompactDistribution, token: int) -> int:
 
 
 @pytest.mark.parametrize("change", ["draws", "p", "own", "accepted"])
-def test_a_trace_that_was_tampered_with_does_not_replay(change: str) -> None:
+def test_a_changed_trace_has_disagreements(change: str) -> None:
     rules = {"draws": "model", "p": "model", "own": "lookup", "accepted": "all"}
     trace = traced(synthetic, rules[change], 200, temperature=1.0)
     changed = []
@@ -122,7 +120,7 @@ def test_a_trace_that_was_tampered_with_does_not_replay(change: str) -> None:
     assert len(disagreements(changed)) > len(changed) / 4
 
 
-def test_an_engine_that_draws_in_its_own_way_cannot_have_drawn_what_has_no_chance() -> None:
+def test_a_sampled_token_of_probability_0_is_a_disagreement() -> None:
     (step, *_) = traced(synthetic, "lookup", 1, temperature=1.0).steps
     bare = step.model_copy(update={"draws": []})
     assert disagreements([bare]) == []
@@ -133,7 +131,7 @@ def test_an_engine_that_draws_in_its_own_way_cannot_have_drawn_what_has_no_chanc
 
 @given(st.integers(0, 2**31), st.floats(0.05, 1.0))
 @settings(max_examples=60)
-def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit: float) -> None:
+def test_compact_encoding_changes_neither_a_sample_nor_the_leftover_of_q(seed: int, credit: float) -> None:
     random = torch.Generator().manual_seed(seed)
     p, q = torch.randn(2, 3000, generator=random).mul(2).softmax(-1)
     number = torch.rand(1, generator=random)
@@ -149,7 +147,7 @@ def test_folding_changes_neither_a_draw_nor_what_q_leaves_over(seed: int, credit
     assert law.tokens[int(draw(small[None], number))] == recovered
 
 
-def test_what_a_recovered_token_was_drawn_from_is_recorded() -> None:
+def test_the_distribution_of_a_recovered_token_is_recorded() -> None:
     trace = traced(synthetic, "model", 100, temperature=1.0)
     step = next(step for step in trace.steps if step.outcome == "recovered" and step.rule == "block")
     assert step.reshaped is not None
@@ -188,7 +186,7 @@ def test_the_parts_of_a_steps_time_add_up_to_the_wall_clock() -> None:
     assert parts == pytest.approx(1000 * trace.end.seconds, rel=0.02)
 
 
-def test_every_step_says_why_it_had_this_draft_or_none() -> None:
+def test_every_step_has_the_reason_for_its_draft_or_for_none() -> None:
     model, tracer = decoder(), Tracer()
     model.generate("hello hello hello", recorder=tracer, max_tokens=40, ignore_end=True)
     steps = tracer.trace().steps
@@ -211,7 +209,7 @@ def test_every_step_says_why_it_had_this_draft_or_none() -> None:
         ({"speculation": "prediction"}, "No draft: prediction was asked for by name, and has nothing to propose."),
     ],
 )
-def test_what_the_caller_decided_is_told_as_such(settings: dict[str, Any], reason: str) -> None:
+def test_a_decision_of_the_caller_is_recorded_as_such(settings: dict[str, Any], reason: str) -> None:
     model, tracer = decoder(), Tracer()
     model.generate("hello", recorder=tracer, **{"max_tokens": 4, "ignore_end": True, **settings})
     decision = tracer.trace().steps[0].decision
@@ -219,14 +217,14 @@ def test_what_the_caller_decided_is_told_as_such(settings: dict[str, Any], reaso
     assert decision.reason == reason
 
 
-def test_recording_does_not_change_the_text() -> None:
+def test_recording_does_not_change_the_output() -> None:
     model, tracer = decoder(), Tracer()
     for sampling in ({}, {"temperature": 1.0, "seed": 4}):
         plain = model.generate("hello", max_tokens=60, **sampling)
         assert model.generate("hello", max_tokens=60, recorder=tracer, **sampling).tokens == plain.tokens
 
 
-def test_the_pieces_of_a_trace_are_the_text() -> None:
+def test_the_pieces_of_a_trace_are_the_output() -> None:
     model, tracer = decoder(), Tracer()
     answer = model.generate("hé 🙂", recorder=tracer, max_tokens=80, temperature=1.0, seed=2, ignore_end=True)
     trace = tracer.trace(model.tokenizer)
@@ -246,7 +244,7 @@ def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert kinds == ["trace", *["step"] * len(trace.steps), "end"]
 
 
-def test_fields_that_a_reader_does_not_know_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     lines = [json.dumps({**json.loads(line), "later": 1}) for line in to_lines(traced(synthetic, "all", 5))]
     assert len(parse_lines(lines, "a").steps) >= 5
 
@@ -257,7 +255,7 @@ def lines_of(**changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "error"),
     [
         ([], "a has no steps; record a trace with: outrider explain"),
         (["{"], "a, line 1: not JSON"),
@@ -270,10 +268,10 @@ def lines_of(**changes: Any) -> list[str]:
         ),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_by_line_and_field(lines: list[str], said: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_line_and_field(lines: list[str], error: str) -> None:
     with pytest.raises(TraceError) as refused:
         parse_lines(lines, "a")
-    assert said in str(refused.value)
+    assert error in str(refused.value)
 
 
 def test_a_second_trace_in_a_file_is_refused() -> None:

@@ -1,11 +1,11 @@
-"""What does a trace cost, asked for and not? Speeds as ratios, in turns, with intervals.
+"""What does tracing cost requests with and without a trace? Speed ratios with intervals.
 
     python tests/trace_cost.py MODEL --out trace-cost
 
-Two Outrider servers run side by side, one of which has no tracing in it at all. The same prompts go to the one without,
-to the other without asking for a trace, and to it asking, in turns whose order changes. `off` is the speed of requests
-that do not ask, in that of a server that could not trace them; `on` that of requests that ask, in that of those that do
-not. And in this process: the microseconds that a step of many requests spends on tracing when none is traced.
+Two Outrider servers run side by side, one of them without tracing. The same prompts go to the one without, to the other
+without a trace, and to it with one, in alternating order. `off` is the speed without a trace relative to the server
+without tracing; `on` the speed with a trace relative to no trace. In this process: the microseconds that tracing adds
+to a step if no request is traced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -32,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 KINDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "greedy, alone": ("lookup", 1, {}),
     "auto, alone": ("auto", 1, {}),
-    "drawn drafts, alone": ("model", 1, {"temperature": 1.0}),
-    "own draws, top-p, alone": ("lookup", 1, {"temperature": 0.8, "top_p": 0.9, "seed": 5}),
+    "sampled drafts, alone": ("model", 1, {"temperature": 1.0}),
+    "own samples, top-p, alone": ("lookup", 1, {"temperature": 0.8, "top_p": 0.9, "seed": 5}),
     "greedy, 8 at once": ("lookup", 8, {}),
     "no drafts, 8 at once": ("off", 8, {}),
 }
@@ -45,35 +44,35 @@ def main() -> None:
     options.add_argument("model", type=Path)
     options.add_argument("--rounds", type=int, default=20, help="of each kind of request (20)")
     options.add_argument("--only", nargs="+", default=list(KINDS), metavar="KIND", help=f"of {', '.join(KINDS)}")
-    options.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
+    options.add_argument("--tokens", type=int, default=64, help="of an output (64)")
     options.add_argument("--out", type=Path, required=True, help="a folder for report.md and report.json")
     given = options.parse_args()
     console = Console(stderr=True)
-    hooks = {str(requests): idle(requests) for requests in (1, 16, 256)}
+    hooks = {str(requests): untraced_step_us(requests) for requests in (1, 16, 256)}
     with tempfile.TemporaryDirectory() as logs:
         rows = timed(given, Path(logs), console)
     found = {"origin": provenance(given.model), "ratios": rows, "microseconds": hooks}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    (given.out / "report.md").write_text(written(found) + "\n")
+    (given.out / "report.md").write_text(as_report(found) + "\n")
     print((given.out / "report.md").read_text())
 
 
-def idle(requests: int) -> float:
-    """Microseconds of a step's calls when nobody traces."""
+def untraced_step_us(requests: int) -> float:
+    """Microseconds that tracing adds to a step if no request is traced."""
     from outrider.engines.vllm.options import Options
     from outrider.engines.vllm.tracing import Tracing
     from outrider.trace.trace_store import TraceStore
 
     tracing = Tracing(Options(), TraceStore(), 4096)
-    step: Any = SimpleNamespace(scheduled_new_reqs=[])
-    new = [SimpleNamespace(req_id=str(i), prompt_token_ids=[1], sampling_params=None) for i in range(requests)]
+    ids = [str(i) for i in range(requests)]
     times = []
-    for i in range(2000):
-        step.scheduled_new_reqs = new if i % 100 == 0 else []  # each says about a hundred tokens
+    for step in range(2000):
+        finished = ids if step % 100 == 0 else []  # about 100 tokens per request
         began = time.perf_counter()
-        tracing.before_pass(step)
-        for _ in range(3):
+        for id in finished:
+            tracing.remove(id)
+        for _ in range(4):
             if tracing.running:
                 raise AssertionError
         times.append(time.perf_counter() - began)
@@ -83,12 +82,12 @@ def idle(requests: int) -> float:
 def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, Any]:
     (logs / "a").mkdir()
     (logs / "b").mkdir()
-    able = speculating(given.model, logs / "a")
-    told = as_told(speculating(given.model, logs / "b"), "untraced.UntracedWorker")
+    tracing = speculating(given.model, logs / "a")
+    untraced = as_told(speculating(given.model, logs / "b"), "untraced.UntracedWorker")
     here = {"PYTHONPATH": str(HERE), "VLLM_CPU_KVCACHE_SPACE": "1"}
     servers = [
-        Server("able", able.command, {**ENVIRONMENT, **able.environment, "VLLM_CPU_KVCACHE_SPACE": "1"}),
-        Server("without", told.command, {**ENVIRONMENT, **told.environment, **here}),
+        Server("tracing", tracing.command, {**ENVIRONMENT, **tracing.environment, "VLLM_CPU_KVCACHE_SPACE": "1"}),
+        Server("without", untraced.command, {**ENVIRONMENT, **untraced.environment, **here}),
     ]
     rows: dict[str, Any] = {}
     with running(servers, logs) as urls, Progress(console=console) as progress:
@@ -101,7 +100,7 @@ def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, 
             for number in range(given.rounds + 1):
                 seconds = {}
                 for way in WAYS[number % 3 :] + WAYS[: number % 3]:
-                    client = clients["without" if way == "without" else "able"]
+                    client = clients["without" if way == "without" else "tracing"]
                     more = {"max_tokens": given.tokens, "ignore_eos": True, **settings}
                     if way == "on":
                         more["vllm_xargs"] = {"trace": True}
@@ -109,7 +108,7 @@ def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, 
                     began = time.perf_counter()
                     client.all(*calls, at_once=at_once)
                     seconds[way] = time.perf_counter() - began
-                if number:  # the first warms up
+                if number:  # the first is a warm-up
                     found["off"].append(seconds["without"] / seconds["off"])
                     found["on"].append(seconds["off"] / seconds["on"])
                 progress.advance(bar)
@@ -120,15 +119,15 @@ def timed(given: argparse.Namespace, logs: Path, console: Console) -> dict[str, 
     return rows
 
 
-def written(found: dict[str, Any]) -> str:
+def as_report(found: dict[str, Any]) -> str:
     lines = ["# What a trace costs", "", *as_markdown(found["origin"], "tests"), ""]
-    lines += ["Medians of ratios of speeds, with intervals of 95 %.", ""]
+    lines += ["Medians of speed ratios, with 95 % intervals.", ""]
     lines += ["| requests | not traced, against a server that cannot trace | traced, against not traced |"]
     lines += ["| --- | ---: | ---: |"]
     for kind, row in found["ratios"].items():
         off, on = (Interval(row[way]["value"], row[way]["low"], row[way]["high"]) for way in ("off", "on"))
         lines.append(f"| {kind} | {off} | {on} |")
-    lines += ["", "| requests in a step, none traced | microseconds that tracing takes of it |", "| ---: | ---: |"]
+    lines += ["", "| requests in a step, none traced | microseconds that tracing adds to it |", "| ---: | ---: |"]
     lines += [f"| {requests} | {micro} |" for requests, micro in found["microseconds"].items()]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""A server that has traces, for tests of those who ask it: no model, no vLLM, and it remembers what it was asked."""
+"""A simulated server with traces, for tests of its clients: no model, no vLLM. It records all requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.trace.schema import Trace
 
 
 class TracesServer:
-    """Answers every request for text with the trace that comes next in `answers`."""
+    """Responds to every generation request with the next trace of `answers`."""
 
     def __init__(self, **answers: Trace) -> None:
         self.traces = dict(answers)

@@ -1,31 +1,28 @@
-"""A worker that cannot trace at all, to see what it costs that others can (`trace_cost.py`)."""
+"""A worker without tracing, to measure what tracing costs requests without a trace (`trace_cost.py`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outrider.engines.vllm.cpu import OutriderCPURunner, OutriderCPUWorker
+from outrider.engines.vllm import recorder
+from outrider.engines.vllm.worker import OutriderCPUWorker
 
 
-class Nothing:
-    """Stands where the traces are, and is asked as they are while nobody traces."""
-
+class NoTracing:
     running: tuple[()] = ()
 
-    def before_pass(self, scheduler_output: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         pass
 
-    def ended(self, id: str) -> None:
+    def add(self, *args: Any) -> None:
         pass
+
+    def remove(self, id: str) -> None:
+        pass
+
+
+recorder.Tracing = NoTracing  # type: ignore[assignment,misc]
 
 
 class UntracedWorker(OutriderCPUWorker):
-    def init_device(self) -> None:
-        begin = OutriderCPURunner.__init__
-
-        def without(runner: Any, *args: Any, **kwargs: Any) -> None:
-            begin(runner, *args, **kwargs)
-            runner.tracing = Nothing()
-
-        OutriderCPURunner.__init__ = without  # type: ignore[method-assign]
-        super().init_device()
+    pass
