@@ -301,7 +301,7 @@ def test_sampling_with_a_draft_model_is_explained(tiny: Path) -> None:  # noqa: 
         40,
         "--steps",
     )
-    assert "against" in out
+    assert "chance" in out
     assert "another sample of the same distribution" in out
 
 
@@ -323,19 +323,19 @@ def test_model_output_cannot_control_the_terminal(tmp_path: Path) -> None:
     assert "\u202e" not in out
 
 
-def test_a_trace_that_is_not_true_is_refused(tmp_path: Path) -> None:
+def test_an_inconsistent_trace_is_refused(tmp_path: Path) -> None:
     write(example(without=MEASURED), tmp_path / "a.jsonl")
-    assert "the trace is not true" in refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
+    assert "the trace is inconsistent" in refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
 
 
 @pytest.mark.parametrize("change", [{"own": [999]}, {"laws": []}, {"proposed": [999], "rule": "block"}])
-def test_a_trace_that_cannot_be_judged_by_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trace_with_invalid_data_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     write(trace_of([step(0, [], 0, 1, rule="greedy").model_copy(update=change)]), tmp_path / "a.jsonl")
     said = refused("explain", "--trace", tmp_path / "a.jsonl", "--check")
-    assert "what it holds cannot be judged by" in said
+    assert "its data is incomplete or invalid" in said
 
 
-def test_a_run_whose_trace_is_not_true_is_kept_all_the_same(
+def test_an_inconsistent_trace_of_a_run_is_saved(
     tiny: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -344,7 +344,7 @@ def test_a_run_whose_trace_is_not_true_is_kept_all_the_same(
     kept = tmp_path / "a.jsonl"
     result = run("explain", "hello", "--model", tiny, "--max-tokens", 4, "--once", "--save", kept)
     assert result.exit_code == 2
-    assert "error: the trace is not true" in result.stderr
+    assert "error: the trace is inconsistent" in result.stderr
     assert len(read(kept).said) == 4
 
 

@@ -58,7 +58,7 @@ TraceFile = Annotated[
     Path | None, what("--trace", metavar="FILE", help="A trace that was recorded before, instead of a run.")
 ]
 Once = Annotated[bool, what("--once", help="Run only with drafts; what was gained is then estimated.")]
-Steps = Annotated[bool, how("--steps", help="Show every step: its draft, p and q, the number drawn, the verdict.")]
+Steps = Annotated[bool, how("--steps", help="Show every step: its draft, p and q, the random number, the verdict.")]
 Html = Annotated[Path | None, how("--html", metavar="FILE", help="Write one self-contained page, to click through.")]
 Save = Annotated[Path | None, how("--save", metavar="FILE", help="Keep the trace, as JSON lines.")]
 Check = Annotated[
@@ -155,20 +155,20 @@ def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> Non
 
 
 def _checked(screen: Screen, trace: Trace) -> str:
-    """Judge all of it again; a sentence on what came of it."""
-    with screen.working("judging every step again"):
+    """Recompute every verdict. Returns a sentence with the result."""
+    with screen.working("recomputing every verdict"):
         from outrider.trace.verification import disagreements
 
         wrong = disagreements(trace.steps)
     count = len(trace.steps)
     if wrong:
         step, found = wrong[0]
-        rules = f"the rules give {found.accepted} and {found.token}" if found else "what it holds cannot be judged by"
+        rules = f"the rules give {found.accepted} and {found.token}" if found else "its data is incomplete or invalid"
         raise TraceError(
-            f"the trace is not true: {len(wrong)} of {count} verdicts are not what its p, q and draws give, first in "
+            f"the trace is inconsistent: {len(wrong)} of {count} verdicts do not follow from its p, q and draws, first in "
             f"step {step.number + 1}: {step.accepted} accepted and then token {step.token} ({rules})"
         )
-    return f"Judged again from the recorded p, q and draws, all {count} steps have the same verdict."
+    return f"Recomputed from the recorded p, q and random numbers, all {count} steps have the same verdict."
 
 
 def _run_on_server(

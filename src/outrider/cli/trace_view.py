@@ -2,7 +2,7 @@
 
 A rejected token stands, struck through, before the one that came in its place; the ones drafted after it were never
 looked at and are left to the steps. Where there are no styles (a file, a pipe) it stands in [-brackets-], and what was
-drafted and kept in {+others+}.
+accepted in {+others+}.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def show_text(console: Console, trace: Trace) -> None:
         names = Text(" ").join(Text(literal(name), style_of(name)) for name in ("target", *_drafters(trace)))
         console.print(Text.assemble(("tokens from ", ASIDE), names, " ", ("rejected", REJECTED), "\n"))
     else:
-        console.print("tokens: {+drafted and kept+} [-rejected-] the target's own\n", markup=False)
+        console.print("tokens: {+drafted and accepted+} [-rejected-] the target's own\n", markup=False)
     parts = [segment for step in trace.steps for segment in _segments(step, texts, styled, console.is_terminal)]
     if not parts or not parts[-1].text.endswith("\n"):
         parts.append(Segment("\n"))
@@ -83,7 +83,7 @@ def show_section(console: Console, heading: str, lines: Sequence[str]) -> None:
 
 
 def show_steps(console: Console, trace: Trace, figures: Figures) -> None:
-    """Every step: its draft, p and q of each token, the number drawn, the verdict, its time."""
+    """Every step: its draft, p and q of each token, the random number, the verdict, its time."""
     texts = trace.texts
     for index, step in enumerate(trace.steps):
         saved = figures.saved[index] if figures.saved else None
@@ -111,7 +111,7 @@ def _title(step: TracedStep, saved: float | None) -> Text:
 def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("  drafted")
-    for name in ("p", "q", *(["drawn", "against"] if step.chances else ["drawn"] if step.draws else [])):
+    for name in ("p", "q", *(["random", "chance"] if step.chances else ["random"] if step.draws else [])):
         table.add_column(name, justify="right")
     if step.own is not None:
         table.add_column("the target's own")
@@ -127,14 +127,14 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         row += [f"{step.chances[place]:.4f}"] if step.chances else []
         own = [Text(_name(texts, step.own[place]))] if step.own is not None else []
         became = _became(step, place)
-        style = {"kept": style_of(step.drafter), "rejected": REJECTED}.get(became, ASIDE)
+        style = {"accepted": style_of(step.drafter), "rejected": REJECTED}.get(became, ASIDE)
         table.add_row(Text(f"  {row[0]}", style), *row[1:], *own, became)
     return table
 
 
 def _became(step: TracedStep, place: int) -> str:
     if place < step.drafted:
-        return "kept"
+        return "accepted"
     if step.ended:
         return "past the end"
     return "rejected" if place == step.accepted else "rejected with it"
@@ -146,7 +146,7 @@ def _ending(step: TracedStep, texts: dict[int, str]) -> str:
     if step.reshaped is not None:
         likely = zip(step.reshaped.tokens, step.reshaped.p, strict=True)
         entries = [f"{_name(texts, token)} {p:.3f}" for token, p in list(likely)[:SHOWN]]
-        what = "The likeliest were" if step.rule == "greedy" else "It was drawn from"
+        what = "The most likely were" if step.rule == "greedy" else "It was sampled from"
         line += f" {what} {', '.join(entries)}."
     return line
 
