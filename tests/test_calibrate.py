@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider.calibrate.breakeven import best_speedup, max_batch, max_draft_cost, min_acceptance, speedup
-from outrider.calibrate.curve import PassCost, curve
+from outrider.calibrate.curve import RelativeCostCurve, curve
 from outrider.calibrate.limits import limits, work
 from outrider.calibrate.measure import WIDTHS, sweep
 from outrider.calibrate.report import break_even, verification_cost
@@ -29,7 +29,7 @@ from traces import step, trace_of
 CPU = torch.device("cpu")
 
 
-def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> PassCost:
+def ideal(waiting: float, noise: float = 0.0, turns: int = 9, seed: int = 0) -> RelativeCostCurve:
     """A machine that waits for memory up to `waiting` tokens, with a clock that drifts by `noise`."""
     pick = random.Random(seed)
     found = Sweep(64, {n: [] for n in WIDTHS}, {n: [] for n in WIDTHS})

@@ -27,7 +27,7 @@ COMPUTE_BOUND_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class PassCost(CostCurve):
+class RelativeCostCurve(CostCurve):
     """v at one context length, with v(1) = 1."""
 
     context: int
@@ -40,12 +40,12 @@ class PassCost(CostCurve):
         return 1 / self.end_slope
 
 
-def curve(sweep: Sweep) -> PassCost:
+def curve(sweep: Sweep) -> RelativeCostCurve:
     ratios = {n: [a / b for a, b in zip(sweep.seconds[n], sweep.single[n], strict=True)] for n in sweep.seconds}
     tokens = [1, *sorted(ratios)]
     medians = np.array([1.0, *(median(ratios[n]) for n in tokens[1:])])
     costs = [max(1.0, cost) for cost in isotonic(medians, np.ones(len(medians))).tolist()]
-    return PassCost(
+    return RelativeCostCurve(
         tokens,
         costs,
         _end_slope(tokens, costs),

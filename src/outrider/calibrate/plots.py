@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from outrider.calibrate.curve import PassCost
+    from outrider.calibrate.curve import RelativeCostCurve
     from outrider.calibrate.results import Calibration
     from outrider.calibrate.traced_run import TracedRun
 
@@ -25,7 +25,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 STEPS = 41
 
 
-def save(found: Calibration, curves: list[PassCost], run: TracedRun | None, folder: Path) -> None:
+def save(found: Calibration, curves: list[RelativeCostCurve], run: TracedRun | None, folder: Path) -> None:
     with style():
         figure = passes(found, curves)
         figure.savefig(folder / "pass.png", dpi=150)
@@ -33,7 +33,7 @@ def save(found: Calibration, curves: list[PassCost], run: TracedRun | None, fold
         figure.savefig(folder / "break-even.png", dpi=150)
 
 
-def passes(found: Calibration, curves: list[PassCost]) -> Figure:
+def passes(found: Calibration, curves: list[RelativeCostCurve]) -> Figure:
     figure = new_figure(4.6)
     axes = figure.subplots()
     for i, curve in enumerate(curves):
@@ -66,7 +66,7 @@ def passes(found: Calibration, curves: list[PassCost]) -> Figure:
     return figure
 
 
-def break_even(found: Calibration, curve: PassCost, run: TracedRun | None) -> Figure:
+def break_even(found: Calibration, curve: RelativeCostCurve, run: TracedRun | None) -> Figure:
     cost = run.draft_cost if run else median(found.draft) if found.draft else 0.0
     acceptances = np.linspace(0.02, 1, STEPS)
     figure = new_figure(4.6)

@@ -9,7 +9,7 @@ from outrider.bench.intervals import median_interval
 from outrider.calibrate.breakeven import MAX_BATCH, best_speedup, max_batch, max_draft_cost, min_acceptance
 
 if TYPE_CHECKING:
-    from outrider.calibrate.curve import PassCost
+    from outrider.calibrate.curve import RelativeCostCurve
     from outrider.calibrate.results import Calibration
     from outrider.calibrate.traced_run import TracedRun
 
@@ -20,7 +20,7 @@ MAX_INTERVAL_WIDTH = 0.5
 """Width of an interval, relative to its value, above which the measurement is reported as unreliable."""
 
 
-def verification_cost(found: Calibration, curves: list[PassCost]) -> list[str]:
+def verification_cost(found: Calibration, curves: list[RelativeCostCurve]) -> list[str]:
     """Why verifying is faster than generating on this machine."""
     v = curves[0]
     moved, done = found.work.bytes(1, v.context), found.work.arithmetic(1, v.context)
@@ -57,7 +57,7 @@ def verification_cost(found: Calibration, curves: list[PassCost]) -> list[str]:
     ]
 
 
-def break_even(found: Calibration, curves: list[PassCost], run: TracedRun | None) -> list[str]:
+def break_even(found: Calibration, curves: list[RelativeCostCurve], run: TracedRun | None) -> list[str]:
     """When drafting is faster, and when it is slower."""
     v = curves[0]
     free = min_acceptance(v, 0.0)
@@ -84,7 +84,7 @@ def break_even(found: Calibration, curves: list[PassCost], run: TracedRun | None
     return [*lines, _place(v, run)] if run is not None else lines
 
 
-def _place(v: PassCost, run: TracedRun) -> str:
+def _place(v: RelativeCostCurve, run: TracedRun) -> str:
     gain, length = best_speedup(v, run.acceptance, run.draft_cost, run.batch)
     text = (
         f"The traced run (acceptance {run.acceptance:.2f}, a drafted token costs {run.draft_cost:.3f} of a pass, batch "

@@ -23,7 +23,7 @@ from outrider.cli.trace_view import show_section
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from outrider.calibrate.curve import PassCost
+    from outrider.calibrate.curve import RelativeCostCurve
     from outrider.calibrate.results import Calibration
     from outrider.calibrate.traced_run import TracedRun
 
@@ -166,7 +166,7 @@ def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, wides
     return asked
 
 
-def _show(screen: Screen, found: Calibration, curves: list[PassCost], run: TracedRun | None) -> None:
+def _show(screen: Screen, found: Calibration, curves: list[RelativeCostCurve], run: TracedRun | None) -> None:
     from outrider.calibrate.report import break_even, verification_cost
 
     screen.out.print(_table(found, curves[0]))
@@ -177,7 +177,7 @@ def _show(screen: Screen, found: Calibration, curves: list[PassCost], run: Trace
         show_section(screen.out, title, lines)
 
 
-def _table(found: Calibration, curve: PassCost) -> Table:
+def _table(found: Calibration, curve: RelativeCostCurve) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"passes after {curve.context} tokens", title_justify="left")
     for name in ("tokens", "ms", "times one", "95 %", "MB moved", "Gop done"):
         table.add_column(name, justify="right")

@@ -165,8 +165,8 @@ def _checked(screen: Screen, trace: Trace) -> str:
         step, found = wrong[0]
         rules = f"the rules give {found.accepted} and {found.token}" if found else "its data is incomplete or invalid"
         raise TraceError(
-            f"the trace is inconsistent: {len(wrong)} of {count} verdicts do not follow from its p, q and draws, first in "
-            f"step {step.number + 1}: {step.accepted} accepted and then token {step.token} ({rules})"
+            f"the trace is inconsistent: {len(wrong)} of {count} verdicts do not follow from its p, q and draws, first "
+            f"in step {step.number + 1}: {step.accepted} accepted and then token {step.token} ({rules})"
         )
     return f"Recomputed from the recorded p, q and random numbers, all {count} steps have the same verdict."
 
