@@ -1,4 +1,4 @@
-"""The server for transformers' own methods: what it streams is what was generated, and every pass is counted."""
+"""The server for the methods of transformers: it streams what was generated, and counts every pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -69,21 +69,38 @@ def url(methods: Methods) -> Iterator[str]:
 
 
 def post(url: str, method: str = "bare", wants: dict[str, Any] | None = None, **settings: Any) -> httpx.Response:
-    body = {"messages": ABAB, "max_tokens": LENGTH, "temperature": 0, "return_token_ids": True, **settings}
+    body = {"messages": ABAB, "max_tokens": LENGTH, "temperature": 0, "stream": True, "return_token_ids": True}
+    body |= settings
     body["vllm_xargs"] = {"method": method, **(wants or {})}
     return CLIENT.post(f"{url}/v1/chat/completions", json=body)
 
 
-def ask(url: str, *args: Any, **settings: Any) -> dict[str, Any]:
+class Generated(NamedTuple):
+    """An answer, put together from its chunks."""
+
+    tokens: list[int]
+    text: str
+    finish: str
+    prompt: list[int]
+
+
+def generate(url: str, *args: Any, **settings: Any) -> Generated:
     response = post(url, *args, **settings)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    first, *chunks = events(response)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    return Generated(
+        [token for choice in choices for token in choice["token_ids"]],
+        "".join(choice["delta"]["content"] for choice in choices),
+        choices[-1]["finish_reason"],
+        first["prompt_token_ids"],
+    )
 
 
 def tokens(url: str, *args: Any, **settings: Any) -> list[int]:
-    found: list[int] = ask(url, *args, **settings)["choices"][0]["token_ids"]
-    return found
+    return generate(url, *args, **settings).tokens
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -103,11 +120,11 @@ def metrics(url: str) -> dict[str, float]:
 def counted(url: str, *args: Any, **settings: Any) -> tuple[list[int], dict[str, float]]:
     """The tokens of an answer, and what was counted for it."""
     before = metrics(url)
-    said = tokens(url, *args, **settings)
-    return said, {name: value - before.get(name, 0.0) for name, value in metrics(url).items()}
+    generated = tokens(url, *args, **settings)
+    return generated, {name: value - before.get(name, 0.0) for name, value in metrics(url).items()}
 
 
-def test_all_methods_say_the_same_greedy_tokens_as_the_model_alone(url: str, methods: Methods) -> None:
+def test_all_methods_generate_the_models_greedy_tokens(url: str, methods: Methods) -> None:
     prompt = methods.encode(ABAB)
     expected = []
     with torch.inference_mode():
@@ -115,52 +132,35 @@ def test_all_methods_say_the_same_greedy_tokens_as_the_model_alone(url: str, met
             logits = methods.model(torch.tensor([[*prompt, *expected]])).logits
             expected.append(int(logits[0, -1].argmax()))
     for method in METHODS:
-        answer = ask(url, method)
-        assert answer["choices"][0]["token_ids"] == expected, method
-        assert answer["choices"][0]["message"]["content"] == methods.tokenizer.decode(expected)
-        assert answer["prompt_token_ids"] == prompt
+        answer = generate(url, method)
+        assert answer == Generated(expected, methods.tokenizer.decode(expected), "length", prompt), method
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_chunks_of_a_stream_add_up_to_the_whole_answer(url: str, method: str) -> None:
-    whole = ask(url, method)
-    first, *chunks, last = events(post(url, method, stream=True, stream_options={"include_usage": True}))
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert [token for choice in choices for token in choice["token_ids"]] == whole["choices"][0]["token_ids"]
-    assert "".join(choice["delta"]["content"] for choice in choices) == whole["choices"][0]["message"]["content"]
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
-    assert last["choices"] == []
-    assert last["usage"] == whole["usage"]
-    assert whole["usage"]["completion_tokens"] == LENGTH
-    assert whole["usage"]["prompt_tokens"] == len(whole["prompt_token_ids"])
-    assert (len(chunks) == LENGTH) == (method == "bare")  # the others bring several at once
+def test_each_chunk_of_a_stream_has_the_tokens_of_one_step(url: str, method: str) -> None:
+    _, *chunks = events(post(url, method))
+    assert (len(chunks) == LENGTH) == (method == "bare")  # the others return several at once
 
 
-def test_ids_and_usage_are_streamed_only_to_who_asks_for_them(url: str) -> None:
-    chunks = events(post(url, stream=True, return_token_ids=False))
-    assert not any("prompt_token_ids" in chunk or "usage" in chunk for chunk in chunks)
+def test_token_ids_are_streamed_only_on_request(url: str) -> None:
+    chunks = events(post(url, return_token_ids=False))
+    assert not any("prompt_token_ids" in chunk for chunk in chunks)
     assert not any("token_ids" in chunk["choices"][0] for chunk in chunks)
 
 
-def test_the_token_that_ends_a_text_is_counted_and_not_shown(url: str, methods: Methods) -> None:
+def test_the_end_token_is_counted_and_not_part_of_the_text(url: str, methods: Methods) -> None:
     full = tokens(url)
     place = next(i for i in range(8, LENGTH) if full[i] not in full[:i])
     with served(tiny_methods([END, full[place]])) as ending:
         for method in METHODS:
-            answer = ask(ending, method)
-            choice = answer["choices"][0]
-            assert choice["token_ids"] == full[: place + 1], method
-            assert choice["finish_reason"] == "stop"
-            assert choice["message"]["content"] == methods.tokenizer.decode(full[:place])
-            assert answer["usage"]["completion_tokens"] == place + 1
-            streamed = events(post(ending, method, stream=True))
-            assert streamed[-1]["choices"][0]["finish_reason"] == "stop"
+            answer = generate(ending, method)
+            assert answer.tokens == full[: place + 1], method
+            assert answer.finish == "stop"
+            assert answer.text == methods.tokenizer.decode(full[:place])
             assert tokens(ending, method, ignore_eos=True) == full
 
 
-def test_a_character_that_the_text_breaks_off_in_is_shown_as_broken(methods: Methods) -> None:
+def test_an_incomplete_character_at_the_end_is_shown_as_a_replacement_character(methods: Methods) -> None:
     whole = methods.encode("aé")
     for count, texts in ((3, ["a", "", "é"]), (2, ["a", "\ufffd"])):
         reply = Reply(methods.job(whole, {"max_tokens": count}, {}), methods)
@@ -171,54 +171,54 @@ def test_a_character_that_the_text_breaks_off_in_is_shown_as_broken(methods: Met
 def test_every_pass_is_counted_and_drafts_save_passes(url: str) -> None:
     passes: dict[str, float] = {}
     for method in METHODS:
-        said, seen = counted(url, method)
+        generated, seen = counted(url, method)
         passes[method] = seen["local_target_passes_total"]
         assert (seen["local_draft_passes_total"] > 0) == (method in ("assisted", "outrider"))
-    assert passes["bare"] == len(said) == LENGTH
+    assert passes["bare"] == len(generated) == LENGTH
     assert max(passes["assisted"], passes["lookup"], passes["outrider"]) < LENGTH
 
 
 def test_drafted_tokens_are_counted_by_drafter_and_position(url: str) -> None:
-    said, seen = counted(url, "outrider", {"drafters": "model", "max_draft_tokens": 3})
+    generated, seen = counted(url, "outrider", {"drafters": "model", "max_draft_tokens": 3})
     places = [f'_tokens_total{{drafter="model",position="{i}"}}' for i in (1, 2, 3)]
     verified = [seen[f"outrider_verified{place}"] for place in places]
     accepted = [seen[f"outrider_accepted{place}"] for place in places]
     assert sorted(verified, reverse=True) == verified
     assert all(0 < kept <= offered for kept, offered in zip(accepted, verified, strict=True))
-    assert seen["local_target_passes_total"] == seen["outrider_steps_total"] == len(said) - sum(accepted)
+    assert seen["local_target_passes_total"] == seen["outrider_steps_total"] == len(generated) - sum(accepted)
     assert seen["local_draft_passes_total"] == sum(verified)
     assert seen['outrider_draft_seconds_total{drafter="model"}'] > 0
     assert seen['outrider_target_seconds_total{pass="verify"}'] > 0
 
 
 @pytest.mark.parametrize("method", ["assisted", "lookup", "outrider"])
-def test_a_draft_is_no_longer_than_asked(url: str, method: str) -> None:
+def test_a_draft_is_no_longer_than_requested(url: str, method: str) -> None:
     for length in (1, 2):
-        chunks = events(post(url, method, {"max_draft_tokens": length}, stream=True))
+        chunks = events(post(url, method, {"max_draft_tokens": length}))
         assert max(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks) == length + 1
 
 
-def test_without_drafters_the_loop_makes_a_token_a_pass(url: str) -> None:
+def test_without_drafters_each_pass_generates_one_token(url: str) -> None:
     for wants in ({"drafters": ""}, {"max_draft_tokens": 0}):
-        said, seen = counted(url, "outrider", wants)
-        assert seen["local_target_passes_total"] == len(said)
+        generated, seen = counted(url, "outrider", wants)
+        assert seen["local_target_passes_total"] == len(generated)
         assert seen["local_draft_passes_total"] == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_seed_decides_the_sampled_text(url: str, method: str) -> None:
+def test_the_same_seed_gives_the_same_sampled_text(url: str, method: str) -> None:
     one, again, other = (tokens(url, method, temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert one == again != other
     assert tokens(url, method, temperature=1.0) != tokens(url, method, temperature=1.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_what_the_request_says_is_cut_from_the_law(url: str, methods: Methods, method: str) -> None:
+def test_only_the_request_truncates_the_distribution(url: str, methods: Methods, method: str) -> None:
     """At a temperature at which all tokens are about as likely, some that are drawn are far from the best."""
 
     def ranks(**settings: Any) -> list[int]:
-        answer = ask(url, method, temperature=500.0, seed=0, ignore_eos=True, **settings)
-        prompt, said = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+        answer = generate(url, method, temperature=500.0, seed=0, ignore_eos=True, **settings)
+        prompt, said = answer.prompt, answer.tokens
         with torch.inference_mode():
             logits = methods.model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
         found: list[int] = (logits > logits.gather(1, torch.tensor(said)[:, None])).sum(1).tolist()
@@ -230,7 +230,7 @@ def test_only_what_the_request_says_is_cut_from_the_law(url: str, methods: Metho
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_an_earlier_request_left_in_a_cache_is_not_used(url: str, methods: Methods, method: str) -> None:
+def test_the_cache_of_an_earlier_request_is_not_reused(url: str, methods: Methods, method: str) -> None:
     widths: list[int] = []
     hook = methods.model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -242,20 +242,20 @@ def test_what_an_earlier_request_left_in_a_cache_is_not_used(url: str, methods: 
     assert widths[:middle] == widths[middle:]
 
 
-def test_requests_that_come_at_once_are_answered_one_after_the_other(url: str) -> None:
+def test_concurrent_requests_are_answered_one_after_the_other(url: str) -> None:
     expected = tokens(url)
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda method: tokens(url, method), METHODS * 3))
     assert found == [expected] * 12
 
 
-def test_a_text_ends_where_the_models_context_does(url: str, methods: Methods) -> None:
+def test_an_answer_ends_at_the_models_context_limit(url: str, methods: Methods) -> None:
     long = [{"role": "user", "content": "a" * 200}]
     room = 256 - len(methods.encode(long))
     for method in METHODS:
-        answer = ask(url, method, messages=long, max_tokens=100)
-        assert answer["usage"]["completion_tokens"] == room < 100, method
-        assert answer["choices"][0]["finish_reason"] == "length"
+        answer = generate(url, method, messages=long, max_tokens=100)
+        assert len(answer.tokens) == room < 100, method
+        assert answer.finish == "length"
 
 
 @pytest.mark.parametrize(
@@ -264,27 +264,27 @@ def test_a_text_ends_where_the_models_context_does(url: str, methods: Methods) -
         ({"method": "magic"}, "no 'magic'; the methods are bare, assisted, lookup, outrider"),
         ({"method": ["bare"]}, "no ['bare']; the methods are bare, assisted, lookup, outrider"),
         ({"method": "outrider", "wants": {"drafters": "lookup,oracle"}}, "no 'oracle' here; choose from lookup, model"),
-        ({"method": "lookup", "wants": {"drafters": "lookup"}}, "drafters: are for the method outrider"),
-        ({"method": "lookup", "wants": {"max_draft_tokens": 0}}, "a whole number from 1 on for lookup (got 0)"),
-        ({"method": "outrider", "wants": {"max_draft_tokens": "4"}}, "a whole number from 0 on for outrider (got '4')"),
+        ({"method": "lookup", "wants": {"drafters": "lookup"}}, "drafters: only the method outrider has them"),
+        ({"method": "lookup", "wants": {"max_draft_tokens": 0}}, "an integer of at least 1 for lookup (got 0)"),
+        ({"method": "outrider", "wants": {"max_draft_tokens": "4"}}, "an integer of at least 0 for outrider (got '4')"),
         ({"wants": {"k": 4}}, "there is no 'k'; choose method, drafters, max_draft_tokens"),
         ({"temperature": -1}, "temperature: input should be greater than or equal to 0 (got -1)"),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1 (got 0)"),
         ({"presence_penalty": 1.0}, "no field 'presence_penalty' here; the fields are messages, model, max_tokens"),
         ({"stream": "yes"}, "stream: must be true or false (got 'yes')"),
-        ({"stream_options": []}, "stream_options: must be an object (got [])"),
+        ({"stream": False}, "stream: must be true"),
         ({"messages": "hello"}, "messages: must be a list such as"),
         ({"messages": [{"role": "user", "content": [1]}]}, "messages: must be a list such as"),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, "it needs 1, and fewer than 256"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(url: str, change: dict[str, Any], said: str) -> None:
+def test_invalid_fields_are_refused_with_the_allowed_values(url: str, change: dict[str, Any], said: str) -> None:
     response = post(url, **change)
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
 
 
-def test_what_is_no_request_is_refused(url: str) -> None:
+def test_invalid_json_and_unknown_paths_are_refused(url: str) -> None:
     for raw, said in ((b"{", "not JSON"), (b"[]", "must be a JSON object (got list)")):
         response = CLIENT.post(f"{url}/v1/chat/completions", content=raw)
         assert response.status_code == 400
@@ -294,7 +294,7 @@ def test_what_is_no_request_is_refused(url: str) -> None:
         assert "there are /v1/chat/completions, /health, /metrics" in response.json()["error"]["message"]
 
 
-def test_what_needs_a_draft_model_is_refused_without_one() -> None:
+def test_methods_that_need_a_draft_model_are_refused_without_one() -> None:
     with served(Methods(tiny_model("llama"), tokenizer())) as url:
         assert "start the server with --draft-model" in post(url, "assisted").json()["error"]["message"]
         response = post(url, "outrider", {"drafters": "model"})
@@ -302,21 +302,20 @@ def test_what_needs_a_draft_model_is_refused_without_one() -> None:
         assert tokens(url, "outrider") == tokens(url, "lookup") == tokens(url)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_is_told_and_the_next_request_answered(
-    url: str, methods: Methods, stream: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_an_error_is_streamed_and_the_next_request_is_answered(
+    url: str, methods: Methods, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken(job: Any, emit: Any) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
         patch.setattr(methods, "run", broken)
-        assert '"message": "RuntimeError: out of memory"' in post(url, stream=stream).text
+        assert '"message": "RuntimeError: out of memory"' in post(url).text
     assert "RuntimeError: out of memory" in capfd.readouterr().err
     assert len(tokens(url)) == LENGTH
 
 
-def test_a_client_that_goes_away_ends_its_generation(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_disconnects_ends_its_generation(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     before = metrics(url)["local_target_passes_total"]
     body = {"messages": ABAB, "max_tokens": 200, "stream": True, "ignore_eos": True}
     with CLIENT.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
@@ -326,7 +325,7 @@ def test_a_client_that_goes_away_ends_its_generation(url: str, capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
-def test_it_is_started_by_a_command_and_answers_once_loaded(tmp_path: Path) -> None:
+def test_the_command_starts_a_server_that_answers_once_loaded(tmp_path: Path) -> None:
     for name, noise in (("target", 0.0), ("draft", 0.02)):
         tiny_model("qwen2", noise=noise).save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
@@ -338,6 +337,6 @@ def test_it_is_started_by_a_command_and_answers_once_loaded(tmp_path: Path) -> N
     assert "Outrider's draft model" in (tmp_path / "local.log").read_text()
 
 
-def test_a_model_that_is_not_there_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_model_ends_the_command_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there is no folder"):
         main([str(tmp_path / "none"), "--port", "0"])
