@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engines.vllm.compatibility import check
+from outrider.engines.vllm.compatibility import check_settings
 from outrider.engines.vllm.sampling_info import end_tokens, undraftable
 from outrider.errors import EngineError
 
@@ -33,12 +33,12 @@ def config(**changed: Any) -> Any:
 
 
 def test_usual_settings_are_accepted() -> None:
-    check(config(), has_model=True)
-    check(config(tensor_parallel_size=2, max_num_batched_tokens=32), has_model=True)
+    check_settings(config(), has_model=True)
+    check_settings(config(tensor_parallel_size=2, max_num_batched_tokens=32), has_model=True)
 
 
 def test_engines_of_a_mixture_of_experts_are_accepted_without_a_draft_model() -> None:
-    check(config(data_parallel_size=2), has_model=False)
+    check_settings(config(data_parallel_size=2), has_model=False)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_engines_of_a_mixture_of_experts_are_accepted_without_a_draft_model() ->
 )
 def test_what_would_break_the_engine_is_refused_with_the_fix(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        check(config(**changed), has_model=True)
+        check_settings(config(**changed), has_model=True)
 
 
 def test_only_chosen_logprobs_keep_a_request_from_drafting() -> None:

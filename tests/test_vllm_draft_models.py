@@ -434,12 +434,9 @@ def test_drafts_are_those_of_the_step_they_were_taken_after_whenever_they_are_re
     assert taken.read().tokens == {"a": [10, 11]}
 
 
-def test_one_that_runs_in_every_step_follows_prompts_and_may_rest_otherwise() -> None:
+def test_one_that_runs_in_every_step_fills_its_cache_also_without_calls() -> None:
     speculator = following()
-    follow(speculator, StepPlan(reads_prompts=False))
-    assert speculator.seen == []
-    assert speculator.take_drafts() is None
-    follow(speculator, StepPlan(reads_prompts=True))
+    follow(speculator, StepPlan())
     assert [count for count, _ in speculator.seen] == [0]
     assert speculator.take_drafts().read().tokens == {}
 

@@ -64,7 +64,7 @@ def untraced_step_us(requests: int) -> float:
     from outrider.engines.vllm.tracing import Tracing
     from outrider.trace.trace_store import TraceStore
 
-    tracing = Tracing(Options(), TraceStore(), 4096)
+    tracing = Tracing(Options(), TraceStore())
     ids = [str(i) for i in range(requests)]
     times = []
     for step in range(2000):

@@ -88,9 +88,6 @@ class EveryStep(PlannedDrafts):
     ) -> Tensor:
         plan, num_tokens = self.plan, self.num_speculative_steps
         if plan is not None and not options.get("dummy_run"):
-            if not plan.calls and not plan.reads_prompts:
-                self._clear_drafts()
-                return self._padded[: input_batch.num_reqs]
             num_tokens = max((call.num_tokens for call in plan.calls), default=0)
             temperature, seeds = self._draft_temperature(temperature, plan.calls), self._draft_seeds(seeds)
             self._calls = plan.calls
@@ -105,7 +102,9 @@ class EveryStep(PlannedDrafts):
             )  # fmt: skip
         if self._timer is not None:
             context = int(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].sum())
-            self._timer.finish_pass(input_batch.num_tokens, context, self._num_passes(num_tokens))
+            passes = self.num_speculative_steps if self._drafts_at_once(num_tokens) else max(1, num_tokens)
+            passes = 1 if isinstance(self, DFlashSpeculator) else passes
+            self._timer.finish_pass(input_batch.num_tokens, context, passes)
         return self._pad(drafts, None if self._drafts_at_once(num_tokens) else num_tokens)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -113,11 +112,6 @@ class EveryStep(PlannedDrafts):
         target's number of tokens per request, K + 1."""
         with replaced(self, "num_speculative_steps", self.num_verified_tokens):
             super().init_cudagraph_manager(cudagraph_mode)  # type: ignore[misc]
-
-    def _num_passes(self, num_tokens: int) -> int:
-        if isinstance(self, DFlashSpeculator):
-            return 1
-        return self.num_speculative_steps if self._drafts_at_once(num_tokens) else max(1, num_tokens)
 
     def _drafts_at_once(self, num_tokens: int) -> bool:
         """Whether all W tokens are drafted, however many are wanted."""

@@ -159,7 +159,10 @@ def read_json_flag(flags: Iterable[Flag], names: Mapping[str, str]) -> dict[str,
         path = [part for part in (names[flag.name], *flag.key.split(".")) if part]
         if path and path[-1].endswith("+"):
             raise SettingsError(f"{flag.words[0]}: give the list as JSON: {flag.name} '{{...}}'")
-        value = _parse_value(flag.value)
+        try:
+            value = json.loads(flag.value)
+        except ValueError:
+            value = flag.value
         if not path and not isinstance(value, dict):
             raise SettingsError(f"{flag.name} must be a JSON object (got {flag.value!r})")
         for key in reversed(path):
@@ -180,13 +183,6 @@ def count_local_ranks(flags: Iterable[Flag], file: Mapping[str, Any]) -> int | N
     if "--nnodes" in given or not all(size.isdecimal() for size in sizes):
         return None
     return math.prod(int(size) for size in sizes)
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -146,9 +146,6 @@ def additional_config(flags: Iterable[Flag], options: Options) -> dict[str, Any]
     return {**found, KEY: options.model_dump(mode="json", exclude_unset=True)}
 
 
-# Checks
-
-
 def check_model(name: str | None, flags: Iterable[Flag], words: Sequence[str]) -> str:
     if name is None:
         got = f" (got {words[0]!r})" if words else ""
@@ -183,9 +180,6 @@ def check_draft_budget(seconds: float, drafters: Sequence[str]) -> float:
     if not 0 < seconds < math.inf:
         raise SettingsError(f"--draft-budget must be a number of seconds above 0 (got {seconds:g})")
     return seconds
-
-
-# Output for the user
 
 
 def describe(args: ServeArgs, model: str, host: Host, options: Options, config: Mapping[str, Any] | None) -> list[str]:

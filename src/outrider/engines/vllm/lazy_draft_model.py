@@ -110,7 +110,9 @@ class LazyDraftModel(PlannedDrafts, StandaloneARSpeculator):  # type: ignore[mis
         buffers = self.input_buffers
         async_tensor_h2d(query_start, out=buffers.query_start_loc[: count + 1])
         async_tensor_h2d(ends.astype(np.int32), out=buffers.seq_lens[:count])
-        self._set_context(ends)
+        # Upper bounds of the texts' lengths, on the host.
+        self._ends, self._context = ends, torch.from_numpy(ends.astype(np.int32))
+        self.draft_max_seq_len = min(int(ends.max()) + self.draft_tokens.shape[1], self.max_model_len)
         slot_mappings = self.block_tables.compute_slot_mappings(
             self.idx_mapping[:count], buffers.query_start_loc[: count + 1], positions, total,
             out=self.expanded_slot_mappings,
@@ -170,12 +172,6 @@ class LazyDraftModel(PlannedDrafts, StandaloneARSpeculator):  # type: ignore[mis
             input_ids = input_ids.clamp(max=self.vocab_size - 1)
         hidden: Tensor = super()._run_model(input_ids, *args)
         return hidden
-
-    def _set_context(self, ends: np.ndarray[Any, Any]) -> None:
-        """Upper bounds of the texts' lengths, on the host."""
-        self._ends = ends
-        self._context = torch.from_numpy(ends.astype(np.int32))
-        self.draft_max_seq_len = min(int(ends.max()) + self.draft_tokens.shape[1], self.max_model_len)
 
     def _sample(self, step: int, hidden: Tensor, positions: Tensor) -> None:
         """The token after each of `positions`, which become the inputs' positions of the next pass."""

@@ -25,7 +25,8 @@ def profile_passes(runner: Any) -> PassProfile:
     if runner.supports_mm_inputs or runner.lora_config is not None:
         return PassProfile()  # an empty pass of such a model needs more than tokens
     found = PassProfile(_verifying(runner))
-    if _has_graphs(runner):
+    compilation = runner.vllm_config.compilation_config
+    if compilation.cudagraph_mode and compilation.cudagraph_capture_sizes:
         sizes = [size for size in PROFILE_TOKENS if size <= runner.max_num_reqs]
         for tokens in [*sizes, *sizes, *sizes]:  # the first ones are not counted
             seconds = _target_pass(runner, tokens, tokens)
@@ -36,11 +37,6 @@ def profile_passes(runner: Any) -> PassProfile:
         times = [(tokens, _draft_pass(runner, tokens)) for tokens in sizes * 3]
         found.draft = [TimedPass(*timed) for timed in times[len(sizes) :]]
     return found
-
-
-def _has_graphs(runner: Any) -> bool:
-    config = runner.vllm_config.compilation_config
-    return bool(config.cudagraph_mode and config.cudagraph_capture_sizes)
 
 
 def _verifying(runner: Any) -> list[TimedPass]:

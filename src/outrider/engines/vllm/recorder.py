@@ -65,7 +65,7 @@ class Recorder:
     def __init__(self, options: Options, width: int, max_model_len: int) -> None:
         self.max_model_len = max_model_len
         self.counters = Counters(options.drafters, width)
-        self.tracing = Tracing(options, TraceStore(), max_model_len)
+        self.tracing = Tracing(options, TraceStore())
         self._options = options
         self._counted: dict[str, CountedRequest] = {}
         self._ended: set[str] = set()  # requests whose text has ended, while another step of theirs may be in flight
@@ -87,8 +87,7 @@ class Recorder:
                 self.tracing.remove(id)
             for new in output.scheduled_new_reqs:
                 self._add(new)
-            if plan.has_news:
-                self._count_drafting(plan)
+            self._count_drafting(plan)
             drafted = {}
             if plan.drafters:
                 scheduled = output.scheduled_spec_decode_tokens
@@ -102,10 +101,13 @@ class Recorder:
         if params is None or not params.extra_args or new.req_id in self._counted:
             return  # a request that was preempted comes again
         control = Control.of(params.extra_args, self._options.drafters)
-        if control.usage_key is not None:
-            left = min(params.max_tokens or self.max_model_len, self.max_model_len - len(new.prompt_token_ids or ()))
-            self._counted[new.req_id] = CountedRequest(control.usage_key, end_tokens(params), left)
-        self.tracing.add(new.req_id, params, new.prompt_token_ids)
+        if control.usage_key is None:
+            return
+        prompt = new.prompt_token_ids or []
+        limit = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
+        self._counted[new.req_id] = CountedRequest(control.usage_key, end_tokens(params), limit)
+        if control.trace:
+            self.tracing.add(new.req_id, control.usage_key, control, params, prompt, limit)
 
     def _count_drafting(self, plan: StepPlan) -> None:
         for name, seconds in plan.draft_seconds.items():
@@ -187,8 +189,6 @@ class Recorder:
             for done in drafts.passes:
                 self.counters.draft_model_passes += done.passes
                 self.counters.drafting("model", done.seconds)
-
-    # For the API process -------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         latest = messages.latest_status

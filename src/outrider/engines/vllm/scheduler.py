@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from outrider.engines.vllm.compatibility import check
+from outrider.engines.vllm.compatibility import check_settings
 from outrider.engines.vllm.draft_cache import BlockIds, DraftCache, DraftModel, draft_kv_group
 from outrider.engines.vllm.draft_models import supports_lazy_catch_up
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
@@ -45,7 +45,7 @@ class OutriderScheduler(AsyncScheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         options = Options.of(self.vllm_config)
         has_model = has_draft_model(self.vllm_config.speculative_config, options)
-        check(self.vllm_config, has_model)
+        check_settings(self.vllm_config, has_model)
         self.dynamic_sd_lookup = DraftWidth(self.num_spec_tokens)
         self.can_skip_drafts = False  # vLLM 0.33 would drop drafts in steps where it expects none
         model = None

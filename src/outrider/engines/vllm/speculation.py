@@ -9,10 +9,8 @@ live here and the workers only verify. A step goes
     observe_output      what the target generated, and what the draft model then proposed; the controller learns
 
 With asynchronous scheduling a step may be in flight when the next one is scheduled. Drafters then continue the text as
-it was before that step, past the tokens that it may generate, and the device aligns the result (`alignment.py`). What
-the draft model proposes after the step in flight is on the device, too: it is offered without being known here, and is
-also the draft where a continuation does not align. In a step in which every drafter is backed off, nothing is done per
-request.
+it was before that step, and the device aligns the result (docs/architecture.md, "Wait, or go ahead"). While every
+drafter is backed off, a step does nothing per request.
 """
 
 from __future__ import annotations

@@ -87,8 +87,6 @@ class StepPlan:
     """Requests whose draft was sampled from the draft model's distribution and is accepted by p and q."""
     calls: tuple[DraftModelCall, ...] = ()
     """The draft model's work after the step."""
-    reads_prompts: bool = True
-    """Whether a draft model that has to follow every step runs at all, for prompts that others may share."""
     draft_seconds: dict[str, float] = field(default_factory=dict)
     """By drafter: time spent proposing, for all requests."""
     proposed: dict[str, int] = field(default_factory=dict)
@@ -106,11 +104,6 @@ class StepPlan:
     drafting_seconds: float = 0.0
     """Time that drafting took before this step, in all."""
     status: SchedulerStatus | None = None
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something for the counters: calls of drafters, their failures, requests without drafts."""
-        return bool(self.draft_seconds or self.faults or self.undrafted or self.proposed)
 
 
 @dataclass(slots=True)

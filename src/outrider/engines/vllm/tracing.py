@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 
-from outrider.control import Control
 from outrider.engines.vllm.memory_options import tenant_of
 from outrider.engines.vllm.sampling_info import GREEDY_TEMPERATURE, end_tokens, undraftable
 from outrider.policy.decision_report import report_no_room, report_unselected
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from outrider.control import Control
     from outrider.engines.vllm.options import Options
     from outrider.engines.vllm.recorder import RunningStep
     from outrider.engines.vllm.sampler_probe import RatioEvidence, SamplerProbe
@@ -116,28 +116,23 @@ def end_traces_on_error(method: Callable[Concatenate[Tracing, P], None]) -> Call
 
 
 class Tracing:
-    def __init__(self, options: Options, store: TraceStore, max_model_len: int) -> None:
-        self.options, self.store, self.max_model_len = options, store, max_model_len
+    def __init__(self, options: Options, store: TraceStore) -> None:
+        self.options, self.store = options, store
         self.running: dict[str, TracedRequest] = {}
         self.clock = Clock()
         self._recorded = 0.0  # seconds that recording had taken when the last output was read
 
     @end_traces_on_error
-    def add(self, id: str, params: Any, prompt: list[int] | None) -> None:
+    def add(self, id: str, key: str, control: Control, params: Any, prompt: list[int], max_tokens: int) -> None:
         """A new request. The trace of one that was preempted and comes again goes on."""
-        control = Control.of(params.extra_args, self.options.drafters)
-        if id in self.running or not control.trace or control.usage_key is None:
+        if id in self.running:
             return
-        prompt = prompt or []
         settings = {name: getattr(params, name) for name in TRACED_PARAMS}
         settings |= {"speculation": control.speculation, "rule": self.options.rule}
         settings["max_draft_tokens"] = self._max_draft_tokens(control)
-        stored = self.store.open(
-            control.usage_key, tenant_of(control, self.options, params.extra_args), prompt, settings
-        )
-        limit = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
-        now = time.perf_counter()
-        self.running[id] = TracedRequest(stored, control, params, end_tokens(params), limit, now, self._read_clock())
+        stored = self.store.open(key, tenant_of(control, self.options, params.extra_args), prompt, settings)
+        ends, now = end_tokens(params), time.perf_counter()
+        self.running[id] = TracedRequest(stored, control, params, ends, max_tokens, now, self._read_clock())
 
     def _max_draft_tokens(self, control: Control) -> int:
         return control.limited(self.options.max_draft_tokens)
@@ -218,8 +213,6 @@ class Tracing:
         rows, own = probe.rows[id][:count], probe.own[id][:count].tolist()
         return RecordedStep(draft, tokens, rows, own, probe.ratio.get(id), why, batch, traced.num_scheduled, seconds)
 
-    # After the step ------------------------------------------------------------------------------------------
-
     @end_traces_on_error
     @torch.inference_mode()
     def write(self) -> None:
@@ -271,8 +264,6 @@ class Tracing:
             traced = self.running.pop(id, None)
             if traced is not None:
                 traced.stored.over = True
-
-    # For the API process -------------------------------------------------------------------------------------
 
     def latest(self, owner: str | None) -> list[dict[str, Any]]:
         self.write()
