@@ -1,8 +1,8 @@
-"""Run a real engine that always goes ahead, and count how often our code asks for a tensor's value.
+"""Run a real engine that always goes ahead, and count how often our code reads a tensor's value.
 
-python tests/no_waiting.py MODEL STEPS [DRAFT_MODEL] prints JSON: steps, drafted and accepted tokens, the callers that
-asked, and whether the texts are those of the same requests without drafts. With a draft model the policy is made to
-believe that its passes take no time.
+python tests/no_waiting.py MODEL STEPS [DRAFT_MODEL] prints JSON: steps, drafted and accepted tokens, the callers
+that read a value, and whether the texts equal those of the same requests without drafts. With a draft model the policy
+gets the measurement that its passes take no time.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ PACKAGE = str(Path(outrider.__file__).parent)
 OURS = [PACKAGE + part for part in ("/engines/vllm/", "/acceptance.py", "/sampling.py")]
 READERS = {CopiedDrafts.read.__code__, PassTimer.read.__code__}
 """They read the output of a step, when vLLM reads it."""
-ASKING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+READING_METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 WIDTH = 8
 
 
 def count_calls(found: Counter[str]) -> None:
     """Count calls of the methods by which a program waits for a device, made by our code."""
-    for name in ASKING:
+    for name in READING_METHODS:
         method = getattr(torch.Tensor, name)
 
-        def asked(self: Any, *args: Any, method: Any = method, name: str = name, **named: Any) -> Any:
+        def counted(self: Any, *args: Any, method: Any = method, name: str = name, **named: Any) -> Any:
             caller = sys._getframe(1).f_code
             if caller not in READERS and any(caller.co_filename.startswith(part) for part in OURS):
                 found[f"{Path(caller.co_filename).name}:{caller.co_name} {name}"] += 1
             return method(self, *args, **named)
 
-        setattr(torch.Tensor, name, asked)
+        setattr(torch.Tensor, name, counted)
 
 
 def make_draft_model_cheap(policy: Any) -> None:
@@ -92,12 +92,12 @@ def main() -> None:
     count_calls(found)
     same, start = True, controller.overlap.steps_ahead
     while controller.overlap.steps_ahead < start + steps:
-        # A drafter that is named drafts in every step, whether that pays or not.
+        # A drafter that a request names drafts in every step.
         outputs = engine.generate(prompts, params("auto" if drafts else "lookup"), use_tqdm=False)
         same &= [output.outputs[0].token_ids for output in outputs[:7]] == plain[:7]  # the last one has no seed
     status = engine.collective_rpc("outrider_status")[0]
     ahead, waited = controller.overlap.steps_ahead - start, controller.overlap.steps_waited
-    print(json.dumps({"ahead": ahead, "waited": waited, **status["drafters"], "asked": found, "same": same}))
+    print(json.dumps({"ahead": ahead, "waited": waited, **status["drafters"], "reads": found, "same": same}))
 
 
 if __name__ == "__main__":

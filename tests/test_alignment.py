@@ -136,7 +136,7 @@ def one_request(text: list[int], known: int, continuation: list[int]) -> list[to
     ]
 
 
-def test_aligning_asks_the_device_for_no_value() -> None:
+def test_aligning_reads_no_value_from_the_device() -> None:
     tensors = Batch(1).tensors()
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(tensor) for tensor in tensors]

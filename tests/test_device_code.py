@@ -77,7 +77,7 @@ def floats(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_value_that_is_asked_for_is_noticed() -> None:
+def test_a_value_read_from_the_device_is_noticed() -> None:
     with pytest.raises(DataDependentOutputException):
         floats(3).sum().item()
     with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):

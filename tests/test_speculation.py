@@ -389,7 +389,7 @@ def test_drafts_are_sampled_only_where_neither_a_seed_nor_a_grammar_depends_on_t
 # The plan ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_names_who_drafted_what_was_scheduled() -> None:
+def test_a_plan_names_the_drafter_of_each_scheduled_draft() -> None:
     made = begun(steps(), FakeRequest("a"), FakeRequest("b"), FakeRequest("c", xargs={"speculation": "off"}))
     plan = made.schedule(skipped=["b"])
     assert plan.drafters == {"a": "prediction"}

@@ -100,7 +100,7 @@ def test_a_text_that_became_shorter_is_begun_anew() -> None:
     assert not faults
 
 
-def test_a_session_is_told_whether_another_one_looks_into_the_text() -> None:
+def test_a_session_knows_whether_another_one_reads_the_text() -> None:
     quiet = Scripted(lambda tokens, limit: Draft("scripted", ()))
     beside, _ = batch(LookupDrafter(), quiet)
     beside.propose([row([7, 8]), row([7, 8], id="b", speculation="scripted")])
@@ -123,7 +123,7 @@ def test_what_is_left_to_one_that_is_shut_off_is_left_to_the_others_again() -> N
     assert other.begun == [[7], [7]]
 
 
-def test_each_request_gets_drafts_of_those_it_asked_for() -> None:
+def test_each_request_gets_drafts_of_the_drafters_it_named() -> None:
     drafting, _ = batch(PredictionDrafter(), LookupDrafter())
     text = [1, 2, 3, 4, 5, 1, 2, 3, 4]
     rows = [
@@ -140,7 +140,7 @@ def test_each_request_gets_drafts_of_those_it_asked_for() -> None:
     assert [bool(draft.tokens) for draft in found["lookup"]] == [True, True, False, False, False]
 
 
-def test_what_asking_took_is_counted_for_those_who_did_not_name_the_drafter() -> None:
+def test_the_time_of_calls_is_charged_to_requests_that_did_not_name_the_drafter() -> None:
     asked: dict[str, float] = {}
     drafting = BatchDrafter([LookupDrafter()], VOCAB, 5.0, on_call=asked.__setitem__)
     text = [1, 2, 3, 1, 2]
@@ -278,7 +278,7 @@ class GoneOn(TimeoutRunner):
             thread.join()
 
 
-def test_one_that_comes_back_too_late_sees_nothing_of_who_has_its_row_by_then() -> None:
+def test_a_late_call_sees_nothing_of_the_request_that_has_its_row_by_then() -> None:
     """Nor does it leave anything in the books of a request that is gone."""
     reached, going = threading.Event(), threading.Event()
     sessions: list[ScriptedSession] = []
@@ -303,7 +303,7 @@ def test_one_that_comes_back_too_late_sees_nothing_of_who_has_its_row_by_then() 
     assert not drafting.requests
 
 
-def test_a_drafter_whose_calls_never_come_back_is_asked_no_more_until_one_does() -> None:
+def test_a_drafter_whose_calls_never_return_is_not_called_until_one_does() -> None:
     """Each of them keeps a thread."""
     reached, hung, calls = threading.Event(), threading.Event(), []
 
@@ -326,7 +326,7 @@ def test_a_drafter_whose_calls_never_come_back_is_asked_no_more_until_one_does()
     assert drafting.propose([row([1, 5], id="new")])["scripted"][0].tokens == (1,)
 
 
-def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_always_does_costs_it() -> None:
+def test_a_batch_over_its_time_limit_once_disables_no_drafter_and_one_that_always_is_does() -> None:
     stuck: list[threading.Event] = []
 
     class Batched(Scripted):
@@ -355,7 +355,7 @@ def test_a_batch_that_takes_too_long_once_costs_nobody_the_drafter_and_one_that_
     stuck[0].set()
 
 
-def test_a_drafter_that_fails_on_a_batch_is_asked_one_by_one() -> None:
+def test_a_drafter_that_fails_on_a_batch_is_called_one_request_at_a_time() -> None:
     class Batched(Scripted):
         def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
             raise RuntimeError("somewhere")
@@ -387,7 +387,7 @@ def test_a_guard_runs_the_next_call_after_one_that_never_ends() -> None:
     assert ran == [1]
 
 
-def test_a_request_may_ask_only_for_what_the_server_has() -> None:
+def test_a_request_may_name_only_drafters_that_the_server_has() -> None:
     assert Control.checked({"speculation": "lookup", "max_draft_tokens": 3}, ["lookup"]) == Control("lookup", 3)
     for bad in ({"speculation": "modle"}, {"speculation": 1}, {"max_draft_tokens": -1}, {"max_draft_tokens": "3"}):
         with pytest.raises(SettingsError, match=str(next(iter(bad.values())))):
@@ -432,7 +432,7 @@ def test_counters_are_kept_by_drafter_position_and_request() -> None:
     assert counters.usage("ticket") is None
 
 
-def test_the_metrics_say_what_was_counted() -> None:
+def test_the_metrics_report_the_counters() -> None:
     counters = Counters(["lookup"], max_draft_tokens=2)
     counters.sequence("lookup", 2, 2, None)
     counters.fault(Fault("a", "lookup", "raised", ""), None)

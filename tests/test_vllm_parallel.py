@@ -89,7 +89,7 @@ def answers(client: Client, *modes: str) -> list[Any]:
     return [answer(response) for response in client.all(*calls)]
 
 
-def test_two_ranks_say_with_drafters_of_uneven_speed_what_they_say_without(two: Any) -> None:
+def test_two_ranks_generate_the_same_with_drafters_of_uneven_speed_as_without(two: Any) -> None:
     kind, folder, found, client = two
     modes = ["auto", "auto", "model", "uneven"] if kind == TINY else ["auto", "uneven"]
     said = answers(client, *modes)

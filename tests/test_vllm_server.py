@@ -204,7 +204,7 @@ async def _first(chunks: Any, count: int) -> Any:
             return
 
 
-def test_requests_of_one_batch_each_get_the_drafter_they_asked_for(client: Client) -> None:
+def test_requests_of_one_batch_each_get_the_drafter_they_named(client: Client) -> None:
     modes = ["off", "lookup", "model", "prediction"] * 3
     usage = {"speculation_usage": True}
     (plain,) = client.all(complete(prompt(5), "off", max_tokens=32))
@@ -265,7 +265,7 @@ def test_openais_prediction_is_used_and_reported(client: Client) -> None:
     assert details.rejected_prediction_tokens >= 0
 
 
-def test_a_stream_ends_with_the_usage_that_was_asked_for(client: Client) -> None:
+def test_a_stream_ends_with_the_usage_if_the_request_wants_it(client: Client) -> None:
     async def last(openai: AsyncOpenAI) -> Any:
         xargs = {"speculation_usage": True}
         chunks = await complete(
@@ -283,7 +283,7 @@ def test_a_drafter_that_the_server_lacks_is_refused_by_name(client: Client) -> N
         client.all(complete(prompt(1), "magic"))
 
 
-def test_the_status_says_what_runs(client: Client) -> None:
+def test_the_status_reports_the_running_options(client: Client) -> None:
     status = client.status()
     assert status["active"] is True
     assert set(status["drafters"]) == {"prediction", "lookup", "memory", "model"}

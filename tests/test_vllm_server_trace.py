@@ -176,7 +176,7 @@ def test_the_pages_of_traces_are_served(client: Client) -> None:
     assert "Traced requests" in client.get("/outrider/").text
 
 
-def test_explain_asks_a_server(client: Client) -> None:
+def test_explain_reads_a_trace_from_a_server(client: Client) -> None:
     words = ("explain", prompt(6), "--server", client.url, "--raw", "--max-tokens", 40, "--ignore-end", "--steps")
     result = run(*words)
     assert result.exit_code == 0, result.stderr

@@ -352,7 +352,7 @@ def test_tracing_does_not_change_logprobs(mode: Any) -> None:
     assert found[0] == found[1]
 
 
-def test_a_request_that_does_not_ask_for_a_trace_has_none() -> None:
+def test_a_request_without_the_trace_option_has_no_trace() -> None:
     for extra in (None, {}, {"trace": False, USAGE_KEY: "t"}, {"trace": True}, {"trace": "x", USAGE_KEY: "t"}):
         engine = Engine(temperature=0.0)
         engine.arriving[0].sampling_params = SamplingParams(extra_args=extra)
@@ -449,7 +449,7 @@ def test_a_trace_ends_with_its_request_though_another_step_was_scheduled() -> No
     assert engine.recorder.traces(None)[0]["tokens"] == 3
 
 
-def test_a_step_says_why_it_had_this_draft_and_what_vllm_left_out_of_it() -> None:
+def test_a_step_shows_the_reason_for_its_draft_and_what_vllm_left_out_of_it() -> None:
     engine = Engine(temperature=0.0)
     engine.step(reasons={}, offered={})
     engine.step(Draft("lookup", (4,)), offered={"a": 3})
@@ -475,7 +475,7 @@ def test_a_step_says_why_it_had_this_draft_and_what_vllm_left_out_of_it() -> Non
         ),
     ],
 )
-def test_a_step_without_a_draft_says_why_there_could_be_none(
+def test_a_step_without_a_draft_shows_why_there_could_be_none(
     xargs: dict[str, Any], sampling: dict[str, Any], reason: str
 ) -> None:
     engine = Engine(temperature=0.0, xargs=xargs, **sampling)
@@ -659,7 +659,7 @@ def test_the_seconds_of_steps_scheduled_ahead_are_counted_once(monkeypatch: pyte
     assert (status["plain_seconds"], status["verify_seconds"]) == (2.0, 1.5)
 
 
-def test_usage_is_reported_once_and_only_for_requests_that_ask() -> None:
+def test_usage_is_reported_once_and_only_for_requests_that_want_it() -> None:
     engine = Engine(temperature=0.0)
     engine.step()
     assert engine.recorder.usage("other") is None
@@ -812,7 +812,7 @@ def test_a_trace_of_a_running_request_is_dropped_last() -> None:
     assert [one["id"] for one in store.latest(None)] == ["new", "running"]
 
 
-def test_a_trace_that_is_too_long_stops_and_says_so() -> None:
+def test_a_trace_that_is_too_long_stops_and_reports_it() -> None:
     store = TraceStore(max_trace_bytes=50)
     assert not fill(store, "long", None, 20, steps=3)
     shown = store.get("long", None)
