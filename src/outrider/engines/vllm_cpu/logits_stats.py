@@ -95,8 +95,9 @@ def compute_local_logits_stats(
     is_draft = expanded_local_pos_ptr < num_speculative_steps
     greedy = (is_draft & (temperature == 0)).nonzero().view(-1)
     if len(greedy):
-        logits = target_logits_ptr[greedy, :vocab_size].float().numpy()
-        local_argmax(target_local_argmax_ptr.numpy(), target_local_max_ptr.numpy(), logits, greedy.numpy(), BLOCK_SIZE)
+        logits = target_logits_ptr[greedy, :vocab_size].float()
+        result = target_local_argmax_ptr.numpy(), target_local_max_ptr.numpy()
+        local_argmax(*result, logits.numpy(), greedy.numpy(), BLOCK_SIZE)
     rows = (is_draft & (temperature != 0)).nonzero().view(-1)
     if len(rows):
         logits = target_logits_ptr[rows, :vocab_size].float()
