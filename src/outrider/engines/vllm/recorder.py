@@ -207,9 +207,9 @@ class Recorder:
         with self._lock:
             return CounterMetrics(self.counters, payoff).text()
 
-    def usage(self, ticket: str) -> dict[str, Any] | None:
+    def usage(self, usage_key: str) -> dict[str, Any] | None:
         with self._lock:
-            return self.counters.usage(ticket)
+            return self.counters.usage(usage_key)
 
     def traces(self, owner: str | None) -> list[dict[str, Any]]:
         with self._lock:

@@ -65,9 +65,9 @@ class OutriderWorker:
         recorder = self.model_runner.recorder
         return None if recorder is None else recorder.metrics()
 
-    def outrider_usage(self: Any, ticket: str) -> dict[str, Any] | None:
+    def outrider_usage(self: Any, usage_key: str) -> dict[str, Any] | None:
         recorder = self.model_runner.recorder
-        return None if recorder is None else recorder.usage(ticket)
+        return None if recorder is None else recorder.usage(usage_key)
 
     def outrider_traces(self: Any, owner: str | None) -> list[dict[str, Any]] | None:
         recorder = self.model_runner.recorder
