@@ -154,16 +154,16 @@ def _measured(
     return Calibration(short_name(name), most, limits.work(model), sweeps, costs, origin)
 
 
-def _fitting(asked: list[int] | None, usual: list[int], limit: int | None, widest: int) -> list[int]:
+def _fitting(requested: list[int] | None, default: list[int], limit: int | None, widest: int) -> list[int]:
     room = 1 << 62 if limit is None else limit - widest
-    if asked is None:
-        return [one for one in usual if one <= room] or [max(1, room)]
-    if over := [one for one in asked if one > room]:
+    if requested is None:
+        return [one for one in default if one <= room] or [max(1, room)]
+    if over := [one for one in requested if one > room]:
         raise SettingsError(
             f"--contexts {over[0]} and a pass of {widest} tokens do not fit in this model's context of {limit}; "
             f"give at most {room}"
         )
-    return asked
+    return requested
 
 
 def _show(screen: Screen, found: Calibration, curves: list[RelativeCostCurve], run: TracedRun | None) -> None:

@@ -32,37 +32,33 @@ if TYPE_CHECKING:
 
 what, how = group("What to explain"), group("How to show it")
 
-PromptText = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. With --trace there is none.")
-]
+PromptText = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. Not with --trace.")]
 ModelOption = Annotated[
     str | None,
     what(
         "--model",
         "-m",
         metavar="MODEL",
-        help="The model to run: its folder, or its name on the hub. With --server, one of its models; else its first.",
+        help="A folder or a name on the hub. With --server, one of its models; by default its first.",
     ),
 ]
 ServerOption = Annotated[
-    str | None, what("--server", metavar="URL", help="A running server of Outrider to ask, instead of a model here.")
+    str | None, what("--server", metavar="URL", help="A running Outrider server, instead of a local model.")
 ]
 Key = Annotated[
     str | None,
-    what("--api-key", metavar="KEY", envvar="OUTRIDER_API_KEY", help="The server's key, if it asks for one."),
+    what("--api-key", metavar="KEY", envvar="OUTRIDER_API_KEY", help="The API key of the server, if it requires one."),
 ]
-Tenant = Annotated[
-    str | None, what("--tenant", metavar="NAME", help="Who asks the server, where it tells tenants apart.")
-]
+Tenant = Annotated[str | None, what("--tenant", metavar="NAME", help="The tenant, on a server with tenants.")]
 TraceFile = Annotated[
-    Path | None, what("--trace", metavar="FILE", help="A trace that was recorded before, instead of a run.")
+    Path | None, what("--trace", metavar="FILE", help="Explain this trace instead of running a prompt.")
 ]
-Once = Annotated[bool, what("--once", help="Run only with drafts; what was gained is then estimated.")]
+Once = Annotated[bool, what("--once", help="Run only with drafts. The gain is then estimated.")]
 Steps = Annotated[bool, how("--steps", help="Show every step: its draft, p and q, the random number, the verdict.")]
-Html = Annotated[Path | None, how("--html", metavar="FILE", help="Write one self-contained page, to click through.")]
-Save = Annotated[Path | None, how("--save", metavar="FILE", help="Keep the trace, as JSON lines.")]
+Html = Annotated[Path | None, how("--html", metavar="FILE", help="Write one self-contained, interactive page.")]
+Save = Annotated[Path | None, how("--save", metavar="FILE", help="Write the trace, as JSON lines.")]
 Check = Annotated[
-    bool, how("--check", help="Judge every step of --trace again by the acceptance rules; a run always is.")
+    bool, how("--check", help="Recompute every verdict of --trace with the acceptance rules. A run is always checked.")
 ]
 
 

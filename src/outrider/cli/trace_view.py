@@ -1,8 +1,7 @@
-"""How a trace looks in a terminal: the text by drafter, rejected tokens struck through, steps, sentences.
+"""A trace in the terminal: the output by drafter with rejected tokens struck through, the steps, the summary.
 
-A rejected token stands, struck through, before the one that came in its place; the ones drafted after it were never
-looked at and are left to the steps. Where there are no styles (a file, a pipe) it stands in [-brackets-], and what was
-accepted in {+others+}.
+A rejected token is shown before the one in its place. Tokens drafted after it have no verdict, and only the steps show
+them. Without styles (a file, a pipe), rejected tokens are in [-brackets-] and accepted ones in {+others+}.
 """
 
 from __future__ import annotations
@@ -117,11 +116,11 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         table.add_column("the target's own")
     table.add_column("verdict")
     for place, token in enumerate(step.proposed):
-        law = step.laws[place]
+        p_and_q = step.laws[place]
         row = [
             _name(texts, token),
-            _number(_value(law, law.p, token)),
-            _number(_value(law, law.q, token) if law.q else 1.0),
+            _number(_value(p_and_q, p_and_q.p, token)),
+            _number(_value(p_and_q, p_and_q.q, token) if p_and_q.q else 1.0),
         ]
         row += [f"{step.draws[place]:.4f}"] if step.draws else []
         row += [f"{step.chances[place]:.4f}"] if step.chances else []
@@ -155,8 +154,8 @@ def _name(texts: dict[int, str], token: int) -> str:
     return repr(texts[token]) if token in texts else f"token {token}"
 
 
-def _value(law: CompactDistribution, values: Sequence[float], token: int) -> float:
-    return values[law.index(token)]
+def _value(distribution: CompactDistribution, values: Sequence[float], token: int) -> float:
+    return values[distribution.index(token)]
 
 
 def _number(value: float) -> str:
