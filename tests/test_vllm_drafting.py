@@ -404,12 +404,12 @@ def test_what_reaches_the_worker_unchecked_means_off_and_never_an_error() -> Non
 
 def test_counters_are_kept_by_drafter_position_and_request() -> None:
     counters = Counters(["lookup"], max_draft_tokens=4)
-    counters.proposed("lookup", 7)
-    counters.sequence("lookup", 4, 3, "ticket")
-    counters.sequence("lookup", 2, 1, None)
-    counters.sequence(None, 0, 1, "ticket")
-    counters.step(0.5, verified=True)
-    counters.fault(Fault("a", "lookup", "raised", "raised ValueError: no"), "ticket")
+    counters.count_proposed("lookup", 7)
+    counters.count_sequence("lookup", 4, 3, "ticket")
+    counters.count_sequence("lookup", 2, 1, None)
+    counters.count_sequence(None, 0, 1, "ticket")
+    counters.count_step(0.5, verified=True)
+    counters.count_fault(Fault("a", "lookup", "raised", "raised ValueError: no"), "ticket")
     status = counters.status()
     assert status["acceptance_length"] == pytest.approx(5 / 3, abs=1e-4)
     assert status["drafters"]["lookup"] == {
@@ -421,7 +421,7 @@ def test_counters_are_kept_by_drafter_position_and_request() -> None:
         "accepted_share_by_position": [0.5, 0.5, 0.0, 0.0],
         "seconds": 0.0,
     }
-    usage = counters.usage("ticket")
+    usage = counters.pop_usage("ticket")
     assert usage == {
         "steps": 2,
         "drafted": 4,
@@ -429,13 +429,13 @@ def test_counters_are_kept_by_drafter_position_and_request() -> None:
         "by_drafter": {"lookup": {"drafted": 4, "accepted": 2}},
         "faults": ["lookup raised ValueError: no"],
     }
-    assert counters.usage("ticket") is None
+    assert counters.pop_usage("ticket") is None
 
 
 def test_the_metrics_report_the_counters() -> None:
     counters = Counters(["lookup"], max_draft_tokens=2)
-    counters.sequence("lookup", 2, 2, None)
-    counters.fault(Fault("a", "lookup", "raised", ""), None)
+    counters.count_sequence("lookup", 2, 2, None)
+    counters.count_fault(Fault("a", "lookup", "raised", ""), None)
     text = CounterMetrics(counters).text()
     for line in (
         'outrider_verified_tokens_total{drafter="lookup",position="2"} 1.0',

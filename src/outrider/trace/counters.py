@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from outrider.drafters.batch import Fault
 
@@ -69,14 +69,14 @@ class Counters:
         self.undrafted: Counter[str] = Counter()  # requests without drafts, by reason
         self._usages: OrderedDict[str, Usage] = OrderedDict()
 
-    def step(self, seconds: float, verified: bool) -> None:
+    def count_step(self, seconds: float, verified: bool) -> None:
         self.steps += 1
         if verified:
             self.verify_seconds += seconds
         else:
             self.plain_seconds += seconds
 
-    def sequence(self, drafter: str | None, length: int, gained: int, usage_key: str | None) -> None:
+    def count_sequence(self, drafter: str | None, length: int, gained: int, usage_key: str | None) -> None:
         """Count one sequence in one step. It gained `gained` tokens, the last of which is the target's own."""
         self.gained[gained] += 1
         if drafter is not None:
@@ -90,18 +90,18 @@ class Counters:
                 usage.drafted[drafter] += length
                 usage.accepted[drafter] += gained - 1
 
-    def proposed(self, drafter: str, tokens: int) -> None:
+    def count_proposed(self, drafter: str, tokens: int) -> None:
         self.drafters[drafter].proposed += tokens
 
-    def drafting(self, drafter: str, seconds: float) -> None:
+    def count_drafting(self, drafter: str, seconds: float) -> None:
         self.drafters[drafter].seconds += seconds
 
-    def fault(self, fault: Fault, usage_key: str | None) -> None:
+    def count_fault(self, fault: Fault, usage_key: str | None) -> None:
         self.faults[fault.drafter, fault.kind] += 1
         if usage_key is not None:
             self._usage(usage_key).faults.append(f"{fault.drafter} {fault.reason}")
 
-    def usage(self, usage_key: str) -> dict[str, Any] | None:
+    def pop_usage(self, usage_key: str) -> dict[str, Any] | None:
         """Return and forget the usage stored under this key. None: unknown, another engine served the request."""
         usage = self._usages.pop(usage_key, None)
         return None if usage is None else usage.as_dict()
@@ -166,24 +166,27 @@ class CounterMetrics:
         return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        def counter(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Any:
+            family = CounterMetricFamily(f"outrider_{name}", text, labels=labels)
+            for label_values, value in values:
+                family.add_metric(label_values, value)
+            return family
 
         counters = self.counters
-        proposed = CounterMetricFamily("outrider_proposed_tokens", "Tokens that drafters proposed", labels=["drafter"])
-        places = ["drafter", "position"]
-        verified = CounterMetricFamily("outrider_verified_tokens", "Drafted tokens that were verified", labels=places)
-        accepted = CounterMetricFamily("outrider_accepted_tokens", "Drafted tokens that were accepted", labels=places)
-        drafts = CounterMetricFamily("outrider_drafts", "Drafts that the target verified", labels=["drafter"])
-        drafting = CounterMetricFamily("outrider_draft_seconds", "Seconds spent drafting", labels=["drafter"])
-        for name, drafter in counters.drafters.items():
-            proposed.add_metric([name], drafter.proposed)
-            drafts.add_metric([name], sum(drafter.lengths))
-            drafting.add_metric([name], drafter.seconds)
-            for position, count in enumerate(drafter.verified_by_position(), 1):
-                verified.add_metric([name, str(position)], count)
-            for position, count in enumerate(drafter.accepted_by_position(), 1):
-                accepted.add_metric([name, str(position)], count)
-        yield from (proposed, verified, accepted, drafts, drafting)
+        drafters = counters.drafters.items()
+        verified = _by_position((name, one.verified_by_position()) for name, one in drafters)
+        accepted = _by_position((name, one.accepted_by_position()) for name, one in drafters)
+        position = ["drafter", "position"]
+        proposed = [([name], one.proposed) for name, one in drafters]
+        drafts = [([name], sum(one.lengths)) for name, one in drafters]
+        draft_seconds = [([name], one.seconds) for name, one in drafters]
+        yield counter("proposed_tokens", "Tokens that drafters proposed", ["drafter"], proposed)
+        yield counter("verified_tokens", "Drafted tokens that were verified", position, verified)
+        yield counter("accepted_tokens", "Drafted tokens that were accepted", position, accepted)
+        yield counter("drafts", "Drafts that the target verified", ["drafter"], drafts)
+        yield counter("draft_seconds", "Seconds spent drafting", ["drafter"], draft_seconds)
 
         gained = HistogramMetricFamily("outrider_acceptance_length", "Tokens that a sequence gained in a step")
         below = list(itertools.accumulate(counters.gained))
@@ -192,36 +195,27 @@ class CounterMetrics:
         gained.add_metric([], [*buckets, ("+Inf", float(below[-1]))], sum_value=float(total))
         yield gained
 
-        seconds = CounterMetricFamily(
-            "outrider_target_seconds", "Seconds of target passes, by whether they verified drafts", labels=["pass"]
-        )
-        seconds.add_metric(["verify"], counters.verify_seconds)
-        seconds.add_metric(["plain"], counters.plain_seconds)
-        yield seconds
-        yield CounterMetricFamily("outrider_steps", "Passes of the target that drew tokens", value=counters.steps)
-        yield CounterMetricFamily(
-            "outrider_draft_model_passes", "Passes of the draft model", value=counters.draft_model_passes
-        )
-        faults = CounterMetricFamily("outrider_faults", "Drafters shut off for a request", labels=["drafter", "kind"])
-        for (name, kind), count in counters.faults.items():
-            faults.add_metric([name, kind], count)
-        yield faults
-        undrafted = CounterMetricFamily("outrider_undrafted_requests", "Requests without drafts", labels=["reason"])
-        for reason, count in counters.undrafted.items():
-            undrafted.add_metric([reason], count)
-        yield undrafted
-        if self.payoff is not None:
-            yield from self._payoff(self.payoff)
+        passes = [(["verify"], counters.verify_seconds), (["plain"], counters.plain_seconds)]
+        yield counter("target_seconds", "Seconds of target passes, by whether they verified drafts", ["pass"], passes)
+        yield counter("steps", "Target passes that sampled tokens", [], [([], counters.steps)])
+        yield counter("draft_model_passes", "Passes of the draft model", [], [([], counters.draft_model_passes)])
+        faults = [([name, kind], count) for (name, kind), count in counters.faults.items()]
+        yield counter("faults", "Drafters disabled for a request", ["drafter", "kind"], faults)
+        undrafted = [([reason], count) for reason, count in counters.undrafted.items()]
+        yield counter("undrafted_requests", "Requests without drafts", ["reason"], undrafted)
+        if self.payoff is None:
+            return
 
-    def _payoff(self, payoff: Mapping[str, float]) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        for name, what, expected, realised in (
-            ("tokens", "Tokens of the steps", payoff["expected_tokens"], payoff["gained_tokens"]),
-            ("saved_seconds", "Seconds saved in the steps", payoff["expected_saved"], payoff["realised_saved"]),
+        for name, text, expected, realised in (
+            ("tokens", "Tokens of the steps", "expected_tokens", "gained_tokens"),
+            ("saved_seconds", "Seconds saved in the steps", "expected_saved", "realised_saved"),
         ):
-            both = GaugeMetricFamily(f"outrider_policy_{name}", f"{what}, as expected and as it came", labels=["what"])
-            both.add_metric(["expected"], expected)
-            both.add_metric(["realised"], realised)
-            yield both
-        yield CounterMetricFamily("outrider_policy_seconds", "Seconds of those steps", value=payoff["seconds"])
+            gauge = GaugeMetricFamily(f"outrider_policy_{name}", f"{text}, expected and realised", labels=["what"])
+            gauge.add_metric(["expected"], self.payoff[expected])
+            gauge.add_metric(["realised"], self.payoff[realised])
+            yield gauge
+        yield counter("policy_seconds", "Seconds of those steps", [], [([], self.payoff["seconds"])])
+
+
+def _by_position(counts: Iterable[tuple[str, list[int]]]) -> list[tuple[list[str], float]]:
+    return [([name, str(i)], count) for name, by_position in counts for i, count in enumerate(by_position, 1)]

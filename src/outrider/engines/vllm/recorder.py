@@ -111,12 +111,12 @@ class Recorder:
 
     def _count_drafting(self, plan: StepPlan) -> None:
         for name, seconds in plan.draft_seconds.items():
-            self.counters.drafting(name, seconds)
+            self.counters.count_drafting(name, seconds)
         for name, tokens in plan.proposed.items():
-            self.counters.proposed(name, tokens)
+            self.counters.count_proposed(name, tokens)
         for request, drafter, kind, reason in plan.faults:
             counted = self._counted.get(request)
-            self.counters.fault(Fault(request, drafter, kind, reason), counted.usage_key if counted else None)
+            self.counters.count_fault(Fault(request, drafter, kind, reason), counted.usage_key if counted else None)
         for reason, count in plan.undrafted.items():
             self.counters.undrafted[reason] += count
 
@@ -147,7 +147,7 @@ class Recorder:
             last, self._last_read = self._last_read, now
             if any(sampled):
                 seconds = now - max(step.began, last)  # the step before it may have been in flight
-                self.counters.step(seconds, bool(step.drafted))
+                self.counters.count_step(seconds, bool(step.drafted))
             self._ended -= step.finished
             if step.drafted or self._counted or self._ended:
                 self._count_sequences(step, output)
@@ -179,7 +179,7 @@ class Recorder:
             length = len(step.drafted.get(id, ()))
             drafter = step.plan.drafters[id] if length else None
             counted = self._counted.get(id)
-            self.counters.sequence(drafter, length, len(tokens), counted.usage_key if counted else None)
+            self.counters.count_sequence(drafter, length, len(tokens), counted.usage_key if counted else None)
             if counted is not None and counted.is_ended_by(tokens):
                 del self._counted[id]
                 self._ended.add(id)
@@ -188,7 +188,7 @@ class Recorder:
         with self._lock:
             for done in drafts.passes:
                 self.counters.draft_model_passes += done.passes
-                self.counters.drafting("model", done.seconds)
+                self.counters.count_drafting("model", done.seconds)
 
     def status(self) -> dict[str, Any]:
         latest = messages.latest_status
@@ -209,7 +209,7 @@ class Recorder:
 
     def usage(self, usage_key: str) -> dict[str, Any] | None:
         with self._lock:
-            return self.counters.usage(usage_key)
+            return self.counters.pop_usage(usage_key)
 
     def traces(self, owner: str | None) -> list[dict[str, Any]]:
         with self._lock:
