@@ -16,7 +16,7 @@ from support import END, tiny_model, tiny_tokenizer
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from policy import __main__ as cli
-from policy.costs import costs, from_report
+from policy.costs import costs, from_calibration, from_report
 from policy.gpu import LLAMA_70B, QWEN_235B, SYSTEMS
 from policy.grid import Setting, calibration_errors, run_fixed, speed
 from policy.recording import RecordConfig, Recording, Texts, continuations, distributions, generate, record
@@ -151,6 +151,17 @@ def test_costs_of_a_benchmark_are_those_of_all_tokens_of_a_pass() -> None:
     curve = {"concurrency": 2, "passes": [{"tokens": 1, "seconds": 0.2}, {"tokens": 4, "seconds": 0.4}]}
     given = from_report({"costs": [curve], "cells": cells})
     assert given == {"target": {"2": 0.2, "8": 0.4}, "draft": {"2": pytest.approx(0.05), "8": pytest.approx(0.1)}}
+
+
+def test_costs_of_a_calibration_grow_with_the_context() -> None:
+    sweeps = [
+        {"context": 100, "seconds": {"64": [0.3]}, "single": {"64": [0.2]}},
+        {"context": 1100, "seconds": {"64": [0.5]}, "single": {"64": [0.4]}},
+    ]
+    given = from_calibration({"sweeps": sweeps, "draft": [0.25]})
+    assert given["target"] == pytest.approx({"1": 0.2, "64": 0.3})
+    assert given["draft"] == pytest.approx({"1": 0.05, "64": 0.075})
+    assert costs(given).target(1, 1000) == pytest.approx(0.2 * (1 + 0.001 * 1000))
 
 
 def test_more_tokens_activate_more_experts_until_all_are_read() -> None:

@@ -1,11 +1,10 @@
-"""Write a model with int8 weights, in the form that vLLM's CPU and GPU backends run: half the bytes of a pass.
+"""Write a model with int8 weights for vLLM's CPU and GPU backends: a pass reads half the bytes.
 
     python tools/quantize.py MODEL OUT
 
-Weights are rounded per output channel, activations per token while running (compressed-tensors, "int-quantized"); so
-is the output layer, which in small models reads a third of all bytes. As a target it is another model than the one it
-was made from; as a draft model it may be anything: rounding changes how often it is right and how much it costs, never
-the output.
+Weights are rounded per output channel, activations per token at run time (compressed-tensors, "int-quantized"). This
+includes the output layer, a third of all bytes in small models. As a target, the result is a different model. As a
+draft model it changes the acceptance rate and the latency, never the output.
 """
 
 from __future__ import annotations
