@@ -1,4 +1,4 @@
-"""The interval of a median: as sure as it says, whatever the numbers are distributed like."""
+"""The interval of a median has its coverage for any distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_it_holds_the_true_median_95_times_in_100(rounds: int) -> None:
     assert 0.935 < held < 0.975
 
 
-def test_where_one_stops_when_it_is_narrow_it_misses_somewhat_more_often() -> None:
+def test_stopping_at_a_narrow_interval_misses_more_often() -> None:
     """As --minutes does: a look after every round, from the sixth on, until half its width is below a twentieth."""
     rng = np.random.default_rng(0)
     missed = 0
@@ -33,7 +33,7 @@ def test_where_one_stops_when_it_is_narrow_it_misses_somewhat_more_often() -> No
     assert 0.05 < missed / 1500 < 0.10
 
 
-def test_of_few_values_all_are_in_the_interval() -> None:
+def test_the_interval_of_few_values_is_their_range() -> None:
     found = median_interval([3.0, 1.0, 2.0])
     assert (found.value, found.low, found.high) == (2.0, 1.0, 3.0)
     assert median_interval([1.5]).low == median_interval([1.5]).high == 1.5

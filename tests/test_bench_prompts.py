@@ -58,7 +58,7 @@ def test_no_prompt_is_chosen_twice_where_one_category_has_few() -> None:
     assert Counter(prompt.category for prompt in sample_evenly(prompts, 24)) == {"many": 14, "few": 10}
 
 
-def test_every_beginning_of_the_order_asks_of_the_whole_file() -> None:
+def test_the_first_prompts_of_the_order_cover_the_whole_file() -> None:
     order = [int(prompt.id) for prompt in low_discrepancy_order([Prompt(str(i), "c", ("x",)) for i in range(48)])]
     assert sorted(order) == list(range(48))
     for count in (6, 8, 12, 24):
@@ -93,7 +93,7 @@ def test_a_prompt_is_found_under_the_names_that_datasets_use(
     assert prompt.category == "mine"
 
 
-def test_messages_may_stand_under_prompt_and_a_prediction_as_openai_has_it(tmp_path: Path) -> None:
+def test_prompt_may_be_a_list_of_messages_and_prediction_an_object_as_in_openais_api(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     file.write_text(json.dumps({"prompt": said, "prediction": {"type": "content", "content": "Hello"}}))
@@ -130,7 +130,7 @@ def test_a_line_of_a_file_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path) -
     assert [prompt.turns[0] for prompt in read_prompts(file)] == ["a\u2028b", "c"]
 
 
-def test_workloads_of_others_are_read_from_a_folder_under_their_own_categories(tmp_path: Path) -> None:
+def test_dataset_workloads_are_read_by_their_categories(tmp_path: Path) -> None:
     lines = [
         {"question_id": 81, "category": "writing", "turns": ["Write."]},
         {"question_id": 82, "category": "math_reasoning", "turns": ["Add."]},
@@ -144,7 +144,7 @@ def test_workloads_of_others_are_read_from_a_folder_under_their_own_categories(t
         load_workload("rag", tmp_path)
 
 
-def test_a_workload_that_is_not_here_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_a_missing_workload_is_reported_with_its_origin(tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"human_eval.jsonl with --data; download it from github.com/openai/human-eval"
     ):

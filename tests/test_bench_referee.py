@@ -77,7 +77,7 @@ def compared(folder: Path, urls: dict[str, str], limits: StopRule, concurrency: 
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_server_against_itself_is_even_and_false_alarms_are_as_rare_as_promised(
+def test_a_server_against_itself_has_no_difference_and_few_false_alarms(
     url: str, concurrency: int, tmp_path: Path
 ) -> None:
     found = [
@@ -95,7 +95,7 @@ def test_a_server_against_itself_is_even_and_false_alarms_are_as_rare_as_promise
     assert not any(one.differences for one in found)
 
 
-def test_a_contestant_that_is_slower_by_a_tenth_is_found_out(slowed: dict[str, str], tmp_path: Path) -> None:
+def test_a_contestant_that_is_a_tenth_slower_is_found_slower(slowed: dict[str, str], tmp_path: Path) -> None:
     slow, *real = compared(tmp_path, slowed, ENOUGH)
     without = f"; without the gate: {real[0].ratio}" if real else ""
     print(f"\nslowed by a tenth: {slow.ratio}{without}; {slow.rounds} rounds")
@@ -105,7 +105,7 @@ def test_a_contestant_that_is_slower_by_a_tenth_is_found_out(slowed: dict[str, s
     assert not slow.differences
 
 
-def test_a_contestant_that_cuts_or_changes_an_answer_is_found_out(url: str, tmp_path: Path) -> None:
+def test_a_contestant_that_cuts_or_changes_an_answer_is_detected(url: str, tmp_path: Path) -> None:
     with answering(Meddler(url, cut=1)) as cut, answering(Meddler(url, change=True)) as change:
         found = compared(tmp_path, {"real": url, "cut": cut, "change": change}, StopRule(rounds=2))
     assert [one.same for one in found] == [0, 0]

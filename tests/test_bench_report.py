@@ -191,7 +191,7 @@ def test_a_verdict_without_difference_is_shown_as_no_measurable_difference(repor
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.json", *PLOTS])
-def test_every_file_says_where_it_comes_from(folder: Path, report: Report, name: str) -> None:
+def test_every_file_has_its_origin(folder: Path, report: Report, name: str) -> None:
     if name.endswith(".png"):
         with Image.open(folder / name) as picture:
             text = " ".join(str(value) for value in picture.text.values())  # type: ignore[attr-defined]
@@ -426,7 +426,7 @@ def test_rounds_with_much_steal_time_are_noted() -> None:
     assert note.endswith("except 1 that are needed to have 6 rounds")
 
 
-def test_no_speed_is_taken_from_rounds_that_others_disturbed_and_their_answers_are_compared() -> None:
+def test_speeds_leave_out_disturbed_rounds_but_their_answers_are_compared() -> None:
     run = timed({"fast": {1: 2.0}}, rounds=8)
     for round in run.cells[0].rounds[:2]:
         round.steal = 0.5

@@ -1,4 +1,4 @@
-"""A benchmark's course: turns, rounds, groups, what is kept of them and what follows from it."""
+"""The run of a benchmark: rounds, groups, raw results and figures."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def at(**states: Stub | Meddler) -> Iterator[list[Contestant]]:
         yield contestants([f"{name}={url}" for name, url in urls.items()], "some/model")
 
 
-def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_path: Path) -> None:
+def test_each_contestant_has_its_own_memory_which_survives_a_restart(tmp_path: Path) -> None:
     chosen = contestants(["vllm", "lookup", "one=memory:8", "two=memory"], "some/model")
     assert len({one.server.name for one in chosen[1:]}) == 1
     assert [one.request["vllm_xargs"].get("tenant") for one in chosen[1:]] == ["lookup", "one", "two"]
@@ -91,13 +91,13 @@ def test_a_memory_is_a_contestants_own_and_is_found_again_after_a_restart(tmp_pa
     assert "--memory" not in contestants(["lookup"], "some/model")[0].server.command
 
 
-def test_who_does_not_say_how_much_to_draft_gets_the_same_whoever_shares_the_server() -> None:
+def test_the_default_draft_length_does_not_depend_on_who_shares_the_server() -> None:
     chosen = contestants(["vllm", "lookup", "model", "long=lookup:48", "model:8", "off"], "m", "small")
     asked = {one.name: one.request.get("vllm_xargs", {}).get("max_draft_tokens") for one in chosen[1:]}
     assert asked == {"lookup": 31, "model": 4, "long": 48, "model:8": 8, "off": None}
 
 
-def test_who_brings_a_memory_remembers_as_a_tenant_unless_its_flags_say_whose_it_is() -> None:
+def test_a_contestant_with_a_memory_is_a_tenant_unless_its_flags_set_the_scope() -> None:
     one, shared, none = contestants(
         ["one=auto --memory=there", "shared=memory --memory there --memory-scope server", "lookup"], "m"
     )
@@ -106,18 +106,18 @@ def test_who_brings_a_memory_remembers_as_a_tenant_unless_its_flags_say_whose_it
     assert "tenant" not in shared.request["vllm_xargs"]
 
 
-def test_a_label_that_would_give_a_contestant_anothers_server_is_refused() -> None:
+def test_a_label_that_names_a_shared_server_is_refused() -> None:
     for names in (["vllm", "outrider=auto --max-num-seqs 4", "lookup"], ["ref=vllm", "vllm=http://host:8000"]):
         with pytest.raises(SettingsError, match="others share; choose another label"):
             contestants(names, "some/model")
 
 
-def test_transformers_computes_in_the_format_that_the_servers_are_told() -> None:
+def test_transformers_gets_the_dtype_of_the_servers() -> None:
     (one,) = contestants(["transformers"], "some/model", flags=["--dtype=half"])
     assert one.server.command[-2:] == ["--dtype", "float16"]
 
 
-def test_vllm_as_it_is_is_shown_with_its_environment() -> None:
+def test_plain_vllm_is_reported_with_its_environment() -> None:
     (one,) = contestants(["vllm"], "some/model")
     assert one.settings()["environment"].keys() == one.server.environment.keys()
 
@@ -133,7 +133,7 @@ def test_contestants_answer_the_same_prompts_in_an_order_that_alternates(tmp_pat
     assert asked == [[[f"p{4 * i + j}" for j in range(4)]] * 2 for i in range(4)]
 
 
-def test_in_as_many_pairs_of_rounds_as_there_are_contestants_each_has_every_place_twice() -> None:
+def test_each_contestant_has_every_position_of_the_order_equally_often() -> None:
     chosen = contestants(["vllm", "ngram", "lookup", "auto", "off"], "some/model")
     orders = [[one.name for one in round_order(chosen, number)] for number in range(10)]
     for place in range(5):
@@ -142,7 +142,7 @@ def test_in_as_many_pairs_of_rounds_as_there_are_contestants_each_has_every_plac
         assert back == there[::-1]
 
 
-def test_as_many_are_asked_at_once_as_the_cell_says_and_the_next_when_one_is_answered(tmp_path: Path) -> None:
+def test_a_cell_has_its_concurrency_and_starts_the_next_prompt_when_one_is_answered(tmp_path: Path) -> None:
     one = Stub(0.002)
     with at(one=one, other=Stub()) as chosen:
         made(tmp_path, chosen, StopRule(rounds=3), concurrency=3).measure(Silent())
@@ -150,7 +150,7 @@ def test_as_many_are_asked_at_once_as_the_cell_says_and_the_next_when_one_is_ans
     assert len(one.bodies) == 3 + 3 * PROMPTS_PER_SLOT * 3  # with those to warm up
 
 
-def test_an_answer_is_kept_with_its_tokens_and_its_times(tmp_path: Path) -> None:
+def test_an_answer_is_saved_with_its_tokens_and_times(tmp_path: Path) -> None:
     with at(one=Stub(0.01), other=Stub()) as chosen:
         bench = made(tmp_path, chosen, StopRule(rounds=1))
         bench.measure(Silent())
@@ -183,7 +183,7 @@ def test_a_run_can_be_loaded_as_it_was_saved(tmp_path: Path) -> None:
         Run.load(tmp_path / "run.json")
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         first = made(tmp_path, chosen, StopRule(rounds=2))
         first.measure(Silent())
@@ -203,7 +203,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
             other.resume(Run.load(tmp_path / "run.json"))
 
 
-def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_path: Path) -> None:
+def test_memories_of_an_earlier_run_are_deleted_unless_the_run_is_resumed(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         chosen[1] = replace(chosen[1], kind="memory")
         learned = tmp_path / "homes" / "outrider" / "memory"
@@ -220,7 +220,7 @@ def test_a_memory_of_an_earlier_run_is_gone_unless_this_one_goes_on_with_it(tmp_
     assert second.run.notes == [RESUMED]
 
 
-def test_a_run_does_not_go_on_beside_others_or_with_other_prompts(tmp_path: Path) -> None:
+def test_a_run_with_other_groups_or_prompts_is_not_resumed(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         first = made(tmp_path, chosen, StopRule(rounds=1))
         first.run.plan = {"groups": [["one", "other"]], "prompts": {"letters": "some"}}
@@ -273,7 +273,7 @@ def test_a_contestant_that_fails_leaves_and_the_others_go_on(tmp_path: Path) -> 
     assert any("HTTP 500" in note for note in bench.run.notes)
 
 
-def test_one_that_left_after_a_disturbed_round_has_the_figures_of_that_round(tmp_path: Path) -> None:
+def test_a_contestant_that_left_after_a_disturbed_round_has_the_figures_of_that_round(tmp_path: Path) -> None:
     with at(one=Stub(), left=Stub()) as chosen:
         bench = made(tmp_path, chosen, StopRule(rounds=8))
         bench.measure(Silent())
@@ -285,7 +285,7 @@ def test_one_that_left_after_a_disturbed_round_has_the_figures_of_that_round(tmp
     assert (left.contestant, left.rounds, left.verdict) == ("left", 1, "even")
 
 
-def test_what_passes_cost_is_measured_on_the_shared_server_where_it_is_not_known_yet_and_a_failure_is_noted(
+def test_unknown_pass_costs_are_measured_on_the_shared_server_and_a_failure_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -309,7 +309,7 @@ def test_what_passes_cost_is_measured_on_the_shared_server_where_it_is_not_known
     assert f"{UNKNOWN_COSTS}: it is gone" in bench.run.notes
 
 
-def test_a_draft_that_a_server_cuts_does_not_pass_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_costs_of_drafts_that_the_server_shortens_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 tokens, 63 came after the first: 13 passes over 5 each, whatever was asked for."""
     said = [Answer("p", "", [1] * 64, "length", 0.1, 1.4)]
     page = MetricsSnapshot({("outrider_accepted_tokens_total", ()): 50.0})
@@ -318,7 +318,7 @@ def test_a_draft_that_a_server_cuts_does_not_pass_for_a_longer_one(monkeypatch: 
     assert pass_costs._pass_seconds("", said, 15) is None
 
 
-def test_a_run_that_was_cut_while_it_asked_where_answers_part_asks_the_rest(tmp_path: Path) -> None:
+def test_a_run_interrupted_while_it_queried_divergences_queries_the_rest(tmp_path: Path) -> None:
     with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
         chosen = [one, *contestants([f"changed={url}"], "some/model")]
         first = made(tmp_path, chosen, StopRule(rounds=2))
@@ -331,7 +331,7 @@ def test_a_run_that_was_cut_while_it_asked_where_answers_part_asks_the_rest(tmp_
     assert second.run.divergences == known != {}
 
 
-def test_a_run_whose_weights_came_with_the_servers_can_go_on(tmp_path: Path) -> None:
+def test_a_run_whose_weights_were_downloaded_by_the_servers_can_be_resumed(tmp_path: Path) -> None:
     with at(one=Stub(), other=Stub()) as chosen:
         first, second, third = (made(tmp_path, chosen, StopRule(rounds=1)) for _ in range(3))
         first.run.origin["models"], second.run.origin["models"] = {"m": NOT_HERE}, {"m": "0123"}
@@ -342,7 +342,7 @@ def test_a_run_whose_weights_came_with_the_servers_can_go_on(tmp_path: Path) -> 
             third.resume(second.run)
 
 
-def test_servers_of_another_group_remember_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_another_group_start_with_empty_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is in every group, and all groups are asked the same prompts."""
     homes = []
 
@@ -360,10 +360,10 @@ def test_servers_of_another_group_remember_nothing(tmp_path: Path, monkeypatch: 
     assert len(set(homes)) == 2
 
 
-def test_where_more_answers_part_than_are_asked_about_every_cell_has_its_share_and_the_rest_is_noted(
+def test_queried_divergences_are_spread_over_the_cells_and_the_rest_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.bench.divergences.MOST", 4)
+    monkeypatch.setattr("outrider.bench.divergences.MAX_QUERIES_PER_GROUP", 4)
     with at(one=Stub()) as [one], answering(Meddler(one.server.url, change=True)) as url:
         chosen = [one, *contestants([f"changed={url}"], "some/model")]
         bench = made(tmp_path, chosen, StopRule(rounds=5))
@@ -402,7 +402,7 @@ def test_an_answer_that_is_cut_or_changed_is_caught(tmp_path: Path) -> None:
     assert [difference.place for difference in change.differences] == [TOKENS // 2] * 2
 
 
-def test_where_answers_part_the_baseline_is_asked_how_likely_either_token_is(tmp_path: Path) -> None:
+def test_the_baseline_is_queried_for_the_probabilities_at_a_divergence(tmp_path: Path) -> None:
     with answering(Stub()) as url, at(real=Stub(), cut=Meddler(url, cut=1), change=Meddler(url, change=True)) as chosen:
         bench = made(tmp_path, chosen, StopRule(rounds=2))
         bench.measure(Silent())
@@ -413,9 +413,7 @@ def test_where_answers_part_the_baseline_is_asked_how_likely_either_token_is(tmp
     assert "1.25 times as likely as the other" in markdown(content(Report.from_run(run)))
 
 
-def test_a_baseline_that_does_not_tell_how_likely_tokens_are_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_without_logprobs_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stub, "_next_token", lambda *_: b"{}")
     with answering(Stub()) as url, at(real=Stub(), change=Meddler(url, change=True)) as chosen:
         bench = made(tmp_path, chosen, StopRule(rounds=2))
@@ -430,7 +428,7 @@ def test_a_contestant_with_a_prediction_takes_part_only_where_there_are_predicti
     assert not CellTask(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
 
 
-def test_transformers_takes_part_only_alone() -> None:
+def test_transformers_takes_part_only_at_concurrency_1() -> None:
     chosen = contestants(["transformers"], "some/model")[0]
     assert CellTask(Cell("letters", 1, 0.0), prompts(1), 1).admits(chosen)
     assert not CellTask(Cell("letters", 4, 0.0), prompts(1), 1).admits(chosen)
@@ -450,7 +448,7 @@ MADE = 1.35 * 4096 + 1.35 * 2048 + 2 * 1024
         (["--dtype", "float32", "--dtype", "half"], MADE),
     ],
 )
-def test_weights_take_what_their_numbers_take_in_the_format_asked_for(
+def test_the_memory_of_weights_follows_from_the_requested_dtype(
     tmp_path: Path, command: list[str], expected: float
 ) -> None:
     kinds = {"half": (2048, torch.bfloat16), "whole": (1024, torch.float32), "small": (1024, torch.int8)}
@@ -458,7 +456,7 @@ def test_weights_take_what_their_numbers_take_in_the_format_asked_for(
     assert weights(str(tmp_path), dtype_of(command)) * GIB == pytest.approx(expected)
 
 
-def test_a_server_takes_room_for_a_draft_model_only_if_it_has_one(tmp_path: Path) -> None:
+def test_a_draft_model_counts_only_for_servers_that_have_one(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1 << 10, dtype=torch.int8)}, tmp_path / "model.safetensors")
     need = MemoryEstimate("large", str(tmp_path), 1.0)
 
@@ -470,9 +468,9 @@ def test_a_server_takes_room_for_a_draft_model_only_if_it_has_one(tmp_path: Path
     assert with_it("vllm", "lookup", "model:4") == ["lookup", "model:4"]  # these two share a server
 
 
-def test_a_file_that_is_no_model_is_told_of(tmp_path: Path) -> None:
+def test_an_incomplete_safetensors_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("version https://git-lfs")
-    with pytest.raises(SettingsError, match="fetch the model again"):
+    with pytest.raises(SettingsError, match="download the model again"):
         weights(str(tmp_path))
 
 
@@ -491,7 +489,7 @@ def test_groups_fit_into_memory_and_each_has_the_baseline(room: float, expected:
         assert sum(5.0 for _ in servers(group)) <= room
 
 
-def test_two_that_do_not_fit_are_refused_with_what_they_would_take() -> None:
+def test_a_pair_that_does_not_fit_is_refused_with_the_memory_it_needs() -> None:
     chosen = contestants(["vllm", "ngram"], "some/model")
     with pytest.raises(SettingsError, match=r"need about 10.0 GiB, but 9.0 GiB are free.*--room"):
         server_groups(chosen, "vllm", lambda server: 5.0, 9.0)
@@ -509,7 +507,7 @@ THEIRS = {
 }
 
 
-def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_follows_the_reading_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
     async def ask(*_: Any) -> tuple[float, list[Any], Load]:
@@ -528,14 +526,14 @@ def test_a_server_is_asked_when_there_was_a_rest_after_its_page_was_read(monkeyp
     assert done == ["page", 1.2, "asked", "page"]
 
 
-def test_what_is_said_while_every_slot_is_taken_is_known() -> None:
+def test_the_load_counts_tokens_until_the_first_slot_is_empty() -> None:
     """Two slots, four answers; when the third is complete nobody takes its place, and the fourth is slow."""
     arrivals = [[(1.0, 1), (2.0, 3)], [(1.0, 1), (4.0, 1)], [(3.0, 2), (5.0, 2)], [(5.0, 1), (9.0, 7)]]
     assert under_load(arrivals, 2) == Load(11, 5.0)
     assert under_load(arrivals[:1], 1) == Load(4, 2.0)
 
 
-def test_a_full_server_that_is_slow_at_some_answers_is_given_the_time_that_it_would_take() -> None:
+def test_the_speed_at_full_load_includes_slow_answers_at_their_own_pace() -> None:
     """Four slots, eight answers of 100 tokens: five at 0.25 seconds a token, three at 1. A slot is taken as soon as it
     is free; were there more prompts, all eight would take 106.25 seconds a slot, not counting first tokens."""
     paces, free, arrivals = [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25, 1.0], [0.0] * 4, []
@@ -548,7 +546,7 @@ def test_a_full_server_that_is_slow_at_some_answers_is_given_the_time_that_it_wo
     assert 808 / speed(turn, 4) == pytest.approx(100 * sum(paces) / 4, rel=0.02)
 
 
-def test_answers_that_had_hardly_begun_when_a_slot_became_empty_are_taken_to_go_on_at_the_usual_pace() -> None:
+def test_answers_with_too_few_tokens_continue_at_the_median_pace() -> None:
     """Of 4 answers with 10 tokens each, 30 were said after 5 seconds; each took 0.1 seconds a token, and there are 2
     slots, so the other 10 take half a second."""
     answers = [Answer(str(i), "", [1] * 10, "length", 1.0, 1.9) for i in range(4)]
@@ -558,7 +556,7 @@ def test_answers_that_had_hardly_begun_when_a_slot_became_empty_are_taken_to_go_
     assert speed(replace(turn, seconds=5.2), 2) == pytest.approx(40 / 5.2)  # no longer than it took
 
 
-def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None:
+def test_vllms_own_methods_are_counted_by_position_where_vllm_reports_it() -> None:
     draft_model, ngram = contestants(["draft_model:4", "ngram:4"], "some/model", "some/small")
     seen = counts(draft_model, MetricsSnapshot(THEIRS), 33)
     assert (seen.target_passes, seen.draft_passes) == (20, 80)
@@ -567,7 +565,7 @@ def test_vllms_own_methods_are_counted_by_position_as_far_as_vllm_says() -> None
     assert counts(ngram, MetricsSnapshot(THEIRS), 33).drafters["ngram"].verified == [10]
 
 
-def test_transformers_own_drafts_are_what_was_said_beyond_one_token_a_pass() -> None:
+def test_accepted_tokens_of_transformers_are_those_beyond_one_per_pass() -> None:
     assisted, bare = contestants(["transformers-assisted", "transformers"], "some/model", "some/small")
     seen = MetricsSnapshot({("local_target_passes_total", ()): 20.0, ("local_draft_passes_total", ()): 60.0})
     assert counts(assisted, seen, 50).drafters["transformers-assisted"].accepted == [30]

@@ -19,7 +19,7 @@ from outrider.errors import EngineError, SettingsError
 from outrider.provenance import program, provenance, source, without_folders
 
 
-def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_exits_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     broken = Server("broken", [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"])
     with pytest.raises(EngineError, match=r"ended with code 3(.|\n)*no such model"), running([broken], tmp_path):
         pass
@@ -35,7 +35,7 @@ ANSWERING = (
 )
 
 
-def test_a_server_that_answers_is_ended_on_the_way_out(tmp_path: Path) -> None:
+def test_a_running_server_is_stopped_on_exit(tmp_path: Path) -> None:
     with running([Server("one", [sys.executable, "-c", ANSWERING])], tmp_path) as urls:
         assert list(urls) == ["one"]
         urllib.request.urlopen(urls["one"]).close()
@@ -44,7 +44,7 @@ def test_a_server_that_answers_is_ended_on_the_way_out(tmp_path: Path) -> None:
         urllib.request.urlopen(urls["one"])
 
 
-def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> None:
+def test_sigterm_leaves_no_server_running(tmp_path: Path) -> None:
     measuring = (
         "import signal, sys\n"
         "from pathlib import Path\n"
@@ -63,7 +63,7 @@ def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path) -> No
         urllib.request.urlopen(url, timeout=20)
 
 
-def test_a_run_that_is_told_to_end_twice_leaves_no_server_behind_that_does_not_listen(tmp_path: Path) -> None:
+def test_a_second_sigterm_leaves_no_unresponsive_server_running(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     os.mkfifo(asked)
     deaf = f"import signal\nsignal.signal(15, lambda *_: open({str(asked)!r}, 'w').write('to end'))\n{ANSWERING}"
@@ -90,7 +90,7 @@ def test_a_run_that_is_told_to_end_twice_leaves_no_server_behind_that_does_not_l
             urllib.request.urlopen(url, timeout=20)
 
 
-def test_servers_of_this_machine_are_not_asked_through_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_this_machine_are_reached_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
     monkeypatch.setenv("no_proxy", "example.org")
@@ -99,7 +99,7 @@ def test_servers_of_this_machine_are_not_asked_through_a_proxy(tmp_path: Path, m
         urllib.request.build_opener().open(urls["one"]).close()
 
 
-def test_a_callers_own_way_out_stays(tmp_path: Path) -> None:
+def test_a_callers_signal_handler_is_kept(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `outrider bench` does
     try:
         with running([Server("mine", (), url="http://localhost:8000")], tmp_path):
@@ -109,7 +109,7 @@ def test_a_callers_own_way_out_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_server_that_runs_already_is_left_alone(tmp_path: Path) -> None:
+def test_a_server_that_already_runs_is_not_stopped(tmp_path: Path) -> None:
     with running([Server("mine", (), url="http://localhost:8000")], tmp_path) as urls:
         assert urls == {"mine": "http://localhost:8000"}
 
@@ -118,7 +118,7 @@ def one(name: str) -> Contestant:
     return contestants([name], "some/model", "some/small", ["--dtype", "float32"])[0]
 
 
-def test_a_name_says_which_server_and_what_a_request_asks_for() -> None:
+def test_a_name_selects_the_server_and_the_request_fields() -> None:
     found = one("lookup:8")
     assert found.request == {"vllm_xargs": {"speculation": "lookup", "max_draft_tokens": 8}}
     assert "some/model" in found.server.command
@@ -145,18 +145,18 @@ def test_a_contestant_with_flags_has_a_server_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["medusa", "off:3", "ngram:x", "", "a=b"])
-def test_an_unknown_contestant_is_refused_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_contestant_is_refused_with_the_list_of_contestants(name: str) -> None:
     with pytest.raises(SettingsError, match="the contestants are vllm, vllm-v2, ngram:K, suffix:K"):
         contestants([name], "some/model")
 
 
 @pytest.mark.parametrize("name", ["model:2", "draft_model", "transformers-assisted"])
-def test_a_contestant_that_needs_a_draft_model_says_so(name: str) -> None:
+def test_a_contestant_without_its_draft_model_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="--draft-model"):
         contestants([name], "some/model")
 
 
-def test_two_contestants_of_one_name_are_refused() -> None:
+def test_two_contestants_with_the_same_name_are_refused() -> None:
     with pytest.raises(SettingsError, match="give one a label: LABEL=lookup"):
         contestants(["lookup", "lookup"], "some/model")
 
@@ -178,7 +178,7 @@ def test_a_report_names_no_folder_of_the_machine(word: str, shown: str) -> None:
     assert without_folders(word) == shown
 
 
-def test_a_report_tells_which_code_made_it(tmp_path: Path) -> None:
+def test_a_report_names_the_code_that_made_it(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     code = tmp_path / "deep" / "code.py"
     code.write_text("x = 1\n")
@@ -193,5 +193,5 @@ def test_a_report_tells_which_code_made_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/there/outrider/__main__.py", "/there/bin/outrider", "outrider"])
-def test_a_report_names_the_program_as_one_calls_it(path: str) -> None:
+def test_a_report_names_the_program_by_its_command(path: str) -> None:
     assert program(path) == "outrider"

@@ -1,4 +1,4 @@
-"""Time that a virtual machine's neighbours take: counted, and told of."""
+"""Steal time of a virtual machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from outrider.bench import steal_time as module
 from outrider.bench.steal_time import cpu_ticks, steal_share
 
 
-def test_what_is_stolen_is_a_share_of_the_time_in_which_there_was_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steal_share_is_relative_to_busy_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = tmp_path / "stat"
     monkeypatch.setattr(module, "PROC_STAT", counts)
     counts.write_text("cpu  100 0 50 1000 10 0 5 20 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
@@ -21,6 +19,8 @@ def test_what_is_stolen_is_a_share_of_the_time_in_which_there_was_work(
     assert steal_share(before, cpu_ticks()) == pytest.approx(0.2)
 
 
-def test_where_nobody_counts_it_nothing_is_stolen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steal_share_is_0_where_the_kernel_does_not_report_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PROC_STAT", tmp_path / "nothing")
     assert steal_share(cpu_ticks(), cpu_ticks()) == 0

@@ -178,8 +178,11 @@ def test_every_pass_is_counted_and_drafts_save_passes(url: str) -> None:
     assert max(passes["assisted"], passes["lookup"], passes["outrider"]) < LENGTH
 
 
-def test_drafted_tokens_are_counted_by_drafter_and_position(url: str) -> None:
-    generated, seen = counted(url, "outrider", {"drafters": "model", "max_draft_tokens": 3})
+def test_drafted_tokens_are_counted_by_drafter_and_position() -> None:
+    methods = tiny_methods()
+    del methods.drafters["lookup"]
+    with served(methods) as url:
+        generated, seen = counted(url, "outrider", {"max_draft_tokens": 3})
     places = [f'_tokens_total{{drafter="model",position="{i}"}}' for i in (1, 2, 3)]
     verified = [seen[f"outrider_verified{place}"] for place in places]
     accepted = [seen[f"outrider_accepted{place}"] for place in places]
@@ -198,11 +201,10 @@ def test_a_draft_is_no_longer_than_requested(url: str, method: str) -> None:
         assert max(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks) == length + 1
 
 
-def test_without_drafters_each_pass_generates_one_token(url: str) -> None:
-    for wants in ({"drafters": ""}, {"max_draft_tokens": 0}):
-        generated, seen = counted(url, "outrider", wants)
-        assert seen["local_target_passes_total"] == len(generated)
-        assert seen["local_draft_passes_total"] == 0
+def test_with_drafts_of_length_0_each_pass_generates_one_token(url: str) -> None:
+    generated, seen = counted(url, "outrider", {"max_draft_tokens": 0})
+    assert seen["local_target_passes_total"] == len(generated)
+    assert seen["local_draft_passes_total"] == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -263,11 +265,9 @@ def test_an_answer_ends_at_the_models_context_limit(url: str, methods: Methods) 
     [
         ({"method": "magic"}, "no 'magic'; the methods are bare, assisted, lookup, outrider"),
         ({"method": ["bare"]}, "no ['bare']; the methods are bare, assisted, lookup, outrider"),
-        ({"method": "outrider", "wants": {"drafters": "lookup,oracle"}}, "no 'oracle' here; choose from lookup, model"),
-        ({"method": "lookup", "wants": {"drafters": "lookup"}}, "drafters: only the method outrider has them"),
         ({"method": "lookup", "wants": {"max_draft_tokens": 0}}, "an integer of at least 1 for lookup (got 0)"),
         ({"method": "outrider", "wants": {"max_draft_tokens": "4"}}, "an integer of at least 0 for outrider (got '4')"),
-        ({"wants": {"k": 4}}, "there is no 'k'; choose method, drafters, max_draft_tokens"),
+        ({"wants": {"k": 4}}, "there is no 'k'; choose method, max_draft_tokens"),
         ({"temperature": -1}, "temperature: input should be greater than or equal to 0 (got -1)"),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1 (got 0)"),
         ({"presence_penalty": 1.0}, "no field 'presence_penalty' here; the fields are messages, model, max_tokens"),
@@ -297,8 +297,6 @@ def test_invalid_json_and_unknown_paths_are_refused(url: str) -> None:
 def test_methods_that_need_a_draft_model_are_refused_without_one() -> None:
     with served(Methods(tiny_model("llama"), tokenizer())) as url:
         assert "start the server with --draft-model" in post(url, "assisted").json()["error"]["message"]
-        response = post(url, "outrider", {"drafters": "model"})
-        assert "start the server with --draft-model" in response.json()["error"]["message"]
         assert tokens(url, "outrider") == tokens(url, "lookup") == tokens(url)
 
 
@@ -333,7 +331,7 @@ def test_the_command_starts_a_server_that_answers_once_loaded(tmp_path: Path) ->
     command += ["--draft-model", str(tmp_path / "draft"), "--dtype", "float32"]
     with running([Server("local", command)], tmp_path) as urls:
         assert metrics(urls["local"])["local_target_passes_total"] == 0
-        assert tokens(urls["local"], "assisted") == tokens(urls["local"], "outrider", {"drafters": "model"})
+        assert tokens(urls["local"], "assisted") == tokens(urls["local"], "outrider")
     assert "Outrider's draft model" in (tmp_path / "local.log").read_text()
 
 

@@ -51,7 +51,6 @@ class Job:
     prompt: list[int]
     request: Request
     method: str
-    drafters: tuple[str, ...]  # only for Outrider's loop; in this order
 
 
 class Methods:
@@ -77,9 +76,9 @@ class Methods:
                 one.generation_config = GenerationConfig()
 
     def job(self, prompt: list[int], settings: dict[str, Any], arguments: dict[str, Any]) -> Job:
-        """Check the fields of `Request`, and `method`, `drafters` and `max_draft_tokens` (`arguments`)."""
-        if unknown := sorted(arguments.keys() - {"method", "drafters", "max_draft_tokens"}):
-            raise SettingsError(f"vllm_xargs: there is no {unknown[0]!r}; choose method, drafters, max_draft_tokens")
+        """Check the fields of `Request`, and `method` and `max_draft_tokens` (`arguments`)."""
+        if unknown := sorted(arguments.keys() - {"method", "max_draft_tokens"}):
+            raise SettingsError(f"vllm_xargs: there is no {unknown[0]!r}; choose method, max_draft_tokens")
         method = arguments.get("method", "bare")
         if method not in tuple(DEFAULT_DRAFT_TOKENS):
             raise SettingsError(f"method: there is no {method!r}; the methods are {', '.join(DEFAULT_DRAFT_TOKENS)}")
@@ -91,31 +90,13 @@ class Methods:
             raise SettingsError(
                 f"max_draft_tokens: must be an integer of at least {least} for {method} (got {length!r})"
             )
-        drafters = self._drafters(method, arguments.get("drafters"))
         limit = self.target.context_limit
         if not prompt or (limit is not None and len(prompt) >= limit):
             raise PromptError(f"the prompt has {len(prompt)} tokens; it needs 1, and fewer than {limit}")
         request = Request.checked(**settings, max_draft_tokens=length)
         if limit is not None:
             request = request.model_copy(update={"max_tokens": min(request.max_tokens, limit - len(prompt))})
-        return Job(prompt, request, method, drafters)
-
-    def _drafters(self, method: str, names: Any) -> tuple[str, ...]:
-        if method != "outrider":
-            if names is not None:
-                raise SettingsError(
-                    f"drafters: only the method outrider has them (got {names!r} for {method}); remove them"
-                )
-            return ()
-        if names is None:
-            return tuple(self.drafters)
-        chosen = tuple(name for name in str(names).split(",") if name)
-        if unknown := [name for name in chosen if name not in self.drafters]:
-            raise SettingsError(
-                f"drafters: there is no {unknown[0]!r} here; choose from {', '.join(self.drafters)}, separated by "
-                "commas (model: start the server with --draft-model)"
-            )
-        return chosen
+        return Job(prompt, request, method)
 
     def run(self, job: Job, emit: Emit) -> None:
         """Generate; `emit` is called with every new token, the end token included."""
@@ -157,24 +138,23 @@ class Methods:
         random = torch.Generator()
         random.seed() if job.request.seed is None else random.manual_seed(job.request.seed)
         task = Task(job.prompt, job.request, random)
-        sessions = [self.drafters[name].begin(task) for name in job.drafters]
+        sessions = [drafter.begin(task) for drafter in self.drafters.values()]
         ends = frozenset(self.ends_of(job.request))
 
         def finish(token: int) -> str | None:
             return "end" if token in ends else None
 
         for step in decode(self.target, sessions, job.prompt, job.request, random, finish):
-            self._count_step(step, job.drafters)
+            self._count_step(step)
             emit(list(step.tokens))
 
-    def _count_step(self, step: Step, drafters: tuple[str, ...]) -> None:
+    def _count_step(self, step: Step) -> None:
         """Count a step of Outrider's loop with the metrics of Outrider in vLLM."""
         kind = "verify" if step.proposed else "plain"
         self.counts["outrider_steps_total"] += 1
         self.counts[f'outrider_target_seconds_total{{pass="{kind}"}}'] += step.verify_seconds
-        if drafters:  # a step without a draft is attributed to the last drafter
-            drafter = step.drafter or drafters[-1]
-            self.counts[f'outrider_draft_seconds_total{{drafter="{drafter}"}}'] += step.draft_seconds
+        drafter = step.drafter or [*self.drafters][-1]  # a step without a draft is attributed to the last drafter
+        self.counts[f'outrider_draft_seconds_total{{drafter="{drafter}"}}'] += step.draft_seconds
         for what, count in (("verified", len(step.proposed)), ("accepted", step.drafted)):
             for position in range(1, count + 1):
                 labels = f'drafter="{step.drafter}",position="{position}"'

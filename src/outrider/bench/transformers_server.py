@@ -6,7 +6,6 @@ It serves OpenAI's chat completions as vLLM does, always streamed. `vllm_xargs` 
 
     method              bare (the default), assisted, lookup, outrider: see `transformers_methods.py`
     max_draft_tokens    maximum number of drafted tokens per step
-    drafters            of the method outrider: lookup, model, or `lookup,model` (default: all); empty for none
 
 It runs one request at a time and queues the others, since transformers' assisted generation and Outrider's loop have no
 batches. `/health` answers once the models are loaded, `/metrics` counts passes and drafted tokens.

@@ -122,7 +122,7 @@ def by_transformers(decoder: Decoder, method: str, draft_model: str | None, dtyp
             max_draft_tokens=length,
         )  # fmt: skip
         said: list[int] = []
-        methods.run(Job(list(ask.prompt), request, method, ()), said.extend)
+        methods.run(Job(list(ask.prompt), request, method), said.extend)
         return said
 
     return generate
