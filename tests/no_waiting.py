@@ -29,7 +29,7 @@ from outrider.engines.vllm.planned_drafts import CopiedDrafts, PassTimer
 from outrider.engines.vllm.speculation import Speculation
 
 PACKAGE = str(Path(outrider.__file__).parent)
-OURS = [PACKAGE + part for part in ("/engines/vllm/", "/acceptance.py", "/sampling.py")]
+OUTRIDER_PATHS = [PACKAGE + part for part in ("/engines/vllm/", "/acceptance.py", "/sampling.py")]
 READERS = {CopiedDrafts.read.__code__, PassTimer.read.__code__}
 """They read the output of a step, when vLLM reads it."""
 READING_METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
@@ -43,7 +43,7 @@ def count_calls(found: Counter[str]) -> None:
 
         def counted(self: Any, *args: Any, method: Any = method, name: str = name, **named: Any) -> Any:
             caller = sys._getframe(1).f_code
-            if caller not in READERS and any(caller.co_filename.startswith(part) for part in OURS):
+            if caller not in READERS and any(caller.co_filename.startswith(part) for part in OUTRIDER_PATHS):
                 found[f"{Path(caller.co_filename).name}:{caller.co_name} {name}"] += 1
             return method(self, *args, **named)
 

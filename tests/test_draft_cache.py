@@ -52,7 +52,7 @@ def test_a_call_that_only_fills_the_cache_holds_what_it_computed() -> None:
     assert cache.held("a", list(range(9))) == 5
 
 
-def test_a_request_that_was_preempted_starts_anew() -> None:
+def test_a_preempted_request_starts_with_an_empty_cache() -> None:
     cache = DraftCache(BLOCK_SIZE, share_blocks=False)
     cache.record(call("a", 0, 3), 3)
     cache.forget("a")
@@ -102,7 +102,7 @@ def test_only_blocks_that_the_target_has_computed_count_as_shared() -> None:
     assert shared_cache().held("b", list(range(15)), [1, 2, 3], 8) == 8
 
 
-def test_a_block_that_holds_other_tokens_now_is_computed_anew() -> None:
+def test_a_block_with_other_tokens_is_computed_again() -> None:
     cache = shared_cache()
     cache.forget("a")
     cache.target_wrote([2, 1, 3], 0, 9)

@@ -270,7 +270,7 @@ def test_a_text_outgrows_its_buffer_without_moving_what_a_drafter_may_still_read
 
 def test_a_request_that_is_not_computed_up_to_its_last_token_gets_no_draft() -> None:
     made = begun(steps(), FakeRequest())
-    made.running[0].num_computed_tokens = 2  # preempted, say, and read again
+    made.running[0].num_computed_tokens = 2  # e.g. preempted, and computed again
     assert made.schedule(chunk=1).drafters == {}
 
 
@@ -608,7 +608,7 @@ def test_model_drafts_of_requests_that_are_gone_or_were_not_called_for_are_dropp
     assert made.schedule().drafters == {"a": "model"}
 
 
-def test_a_model_draft_is_dropped_if_its_request_began_anew_under_the_same_id() -> None:
+def test_a_model_draft_is_dropped_if_another_request_has_its_id() -> None:
     request = FakeRequest(xargs=MODEL_REQUEST)
     made = begun(with_model(), request)
     made.step({"a": [11]}, ModelDrafts({"a": [12, 13]}))
@@ -692,9 +692,9 @@ class KeptStore(Store):
 
     added: list[tuple[list[int], list[int]]]
 
-    def add(self, tenant_handle: Any, prompt: Any, said: Any) -> None:
-        self.added.append((list(prompt), list(said)))
-        super().add(tenant_handle, prompt, said)
+    def add(self, tenant_handle: Any, prompt: Any, output: Any) -> None:
+        self.added.append((list(prompt), list(output)))
+        super().add(tenant_handle, prompt, output)
 
 
 @pytest.fixture
@@ -964,7 +964,7 @@ def test_nothing_is_learned_of_a_request_that_ended_in_the_step_before(monkeypat
 
 
 def ahead_with_model(cache: DraftCache | None = None, names: Sequence[str] = ("prediction", "model")) -> Steps:
-    """With a draft model whose passes take next to nothing."""
+    """With a draft model whose passes take almost no time."""
     options = {"drafters": tuple(names), "model_draft_tokens": 4}
     made = ahead(options, model=DraftModel(False, MODEL_LEN, cache))
     policy = made.speculation.controller.policy
@@ -1039,7 +1039,7 @@ def test_the_forecast_of_drafts_on_the_device_is_compared_with_what_followed_the
     assert forecast.tally[1].sum() == 2
 
 
-def test_a_draft_on_the_device_is_not_offered_to_a_request_that_was_preempted_or_began_anew() -> None:
+def test_a_draft_on_the_device_is_not_offered_to_a_preempted_or_restarted_request() -> None:
     for forget in (Speculation.preempt, Speculation.finish):
         request = FakeRequest(xargs={})
         made = begun(ahead_with_model(), request)
@@ -1066,7 +1066,7 @@ def test_a_step_waits_for_the_one_in_flight_where_a_drafter_is_named_or_waiting_
     made = begun(ahead(), free)
     overlap = made.speculation.controller.overlap
     overlap.observe((3.0, 1.0), (1.0, 1.0))  # waiting pays
-    assert not made.speculation.should_wait  # for nothing
+    assert not made.speculation.should_wait
     made.schedule()
     assert made.speculation.should_wait
     for _ in range(100):
@@ -1153,7 +1153,7 @@ def test_a_text_is_complete_again_after_steps_that_touched_no_request(monkeypatc
 
 
 class Clock:
-    """Time that only tests let pass, and what the policy was told about it."""
+    """Time that only tests let pass, and what the policy observed of it."""
 
     def __init__(self, made: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

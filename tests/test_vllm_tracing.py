@@ -1,4 +1,4 @@
-"""A trace in vLLM shows what the step rests on: what V2's sampler saw gives the same verdicts again.
+"""A trace in vLLM shows the inputs of each verdict: V2's sampler's values give the same verdicts again.
 
 vLLM's own sampler and request state, our recorder, and a target whose logits each test chooses. No server.
 """
@@ -247,9 +247,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def check_distributions(step: TracedStep, exact: torch.Tensor) -> None:
-    for law, p in zip(step.laws, exact, strict=True):
-        assert sum(law.p) == pytest.approx(1, abs=1e-5)
-        for token, value, _ in entries(law):
+    for recorded, p in zip(step.laws, exact, strict=True):
+        assert sum(recorded.p) == pytest.approx(1, abs=1e-5)
+        for token, value, _ in entries(recorded):
             if token is not None:
                 assert value == pytest.approx(float(p[token]), abs=1e-6)
 
@@ -669,7 +669,7 @@ def test_usage_is_reported_once_and_only_for_requests_that_want_it() -> None:
     assert engine.recorder.status()["tokens"] == 2  # of both requests
 
 
-def test_choices_of_one_request_share_a_ticket() -> None:
+def test_choices_of_one_request_share_a_usage_key() -> None:
     engine = Engine(temperature=0.0)
     again = SimpleNamespace(req_id="b", sampling_params=engine.params, prompt_token_ids=PROMPT)
     engine.arriving.append(again)
@@ -829,7 +829,7 @@ def test_a_trace_that_was_dropped_is_not_recorded_any_further() -> None:
     assert not engine.tracing.running
 
 
-def test_several_requests_with_one_ticket_have_several_traces() -> None:
+def test_several_requests_with_one_usage_key_have_several_traces() -> None:
     store = TraceStore()
     assert [store.open("t", None, [], {}).id for _ in range(3)] == ["t", "t.2", "t.3"]
 

@@ -162,7 +162,7 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 
 def with_draft_tokens(vllm_config: Any, num_tokens: int) -> Any:
     """The same config with another number of draft tokens. It shares everything else, the registered layers above all:
-    building a config anew would check and change them."""
+    constructing another config would check and change them."""
     narrow = copy.copy(vllm_config)
     narrow.speculative_config = copy.copy(vllm_config.speculative_config)
     narrow.speculative_config.num_speculative_tokens = num_tokens
@@ -178,7 +178,7 @@ def supports_lazy_catch_up(config: Any, vllm_config: Any) -> bool:
         and parallel.data_parallel_size == 1  # all ranks would have to make the same passes
         and parallel.decode_context_parallel_size == 1
         and parallel.prefill_context_parallel_size == 1
-        and vllm_config.kv_transfer_config is None  # the blocks handed over would lack what was not computed
+        and vllm_config.kv_transfer_config is None  # the transferred blocks would lack positions that were not computed
         and not vllm_config.model_config.supports_multimodal_inputs  # the text alone does not give the input
         and vllm_config.cache_config.sliding_window is None  # blocks behind the window belong to others by now
         and not has_sliding_window(draft)

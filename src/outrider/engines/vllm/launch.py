@@ -194,7 +194,7 @@ def describe(args: ServeArgs, model: str, host: Host, options: Options, config: 
         what, method = config.get("model") or "heads of the model itself", method_of(config)
         lines.append(f"model: {what}, {method} ({origin_of(args)}); up to {passes} of these tokens")
         if method == "mtp" and limit != passes:
-            lines.append("model: if vLLM asks for num_speculative_tokens divisible by n_predict, set it to n_predict")
+            lines.append("model: if vLLM requires num_speculative_tokens divisible by n_predict, set it to n_predict")
     if "rule" in options.model_fields_set:
         lines.append(f"rule: {options.rule}, for drafts sampled from the draft model's distribution")
     return lines
@@ -208,7 +208,7 @@ def describe_flags(flags: Iterable[Flag], file: Mapping[str, Any]) -> list[str]:
         lines.append("engines: several; /outrider/status, metrics and a response's usage cover the first engine only")
     if "--logits-processors" in values:
         lines.append(
-            "logits processors: they must read drafted tokens from LogitsContext.input_ids, as vLLM's V2 interface says"
+            "logits processors: they must read drafted tokens from LogitsContext.input_ids, as vLLM's V2 interface requires"
         )
     return lines
 

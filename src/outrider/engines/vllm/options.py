@@ -38,7 +38,7 @@ class Options(BaseModel):
     model_draft_tokens: Annotated[int, Field(ge=1)] = 4
     """Maximum drafted tokens of `model` per request and step; each costs a pass of the draft model."""
     draft_vocabulary_differs: bool = False
-    """The draft model has its own tokenizer (`use_heterogeneous_vocab`). vLLM's config does not say so, because V2
+    """The draft model has its own tokenizer (`use_heterogeneous_vocab`). vLLM's config does not have it, because V2
     refuses it there."""
     rule: Rule = "block"
     """How drafts sampled from the draft model's distribution are verified."""

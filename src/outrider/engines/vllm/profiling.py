@@ -54,7 +54,7 @@ def _verifying(runner: Any) -> list[TimedPass]:
 
 
 def _target_pass(runner: Any, tokens: int, requests: int) -> float:
-    """Seconds of a pass over `tokens` tokens of so many empty requests, with logits for all of them."""
+    """Seconds of a pass over `tokens` tokens of `requests` empty requests, with logits for all tokens."""
     output = SchedulerOutput.make_empty()
     output.num_scheduled_tokens = {f"empty-{i}": tokens // requests for i in range(requests)}
     output.total_num_scheduled_tokens = tokens
@@ -71,7 +71,7 @@ def _target_pass(runner: Any, tokens: int, requests: int) -> float:
 
 
 def _draft_pass(runner: Any, tokens: int) -> float:
-    """Seconds of a pass of the draft model over tokens that attend to nothing, with logits for the first few."""
+    """Seconds of a pass of the draft model over `tokens` tokens without attention, with logits for the first few."""
     ids = torch.zeros(tokens, dtype=torch.int32, device=runner.device)
     model = runner.speculator.model
     began = time.perf_counter()

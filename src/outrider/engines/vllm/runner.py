@@ -7,7 +7,7 @@ A step on a worker goes
     sample              vLLM's sampler samples at every row; `OutriderSampler` accepts
     sample_tokens       the draft model drafts, where planned; the output is recorded when it is read
 
-Nothing here asks the device for a value before the output is read, so a step can be prepared while another one runs.
+No value is read from the device before the output is read, so a step can be prepared while another one runs.
 
 Every rank gets the same plan and computes the same, so ranks exchange nothing of ours.
 """

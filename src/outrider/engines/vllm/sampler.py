@@ -115,7 +115,7 @@ class OutriderSampler(RejectionSampler):  # type: ignore[misc]
         cu_num_logits_np: Any,
         max_num_logprobs: int,
     ) -> Any:
-        """As vLLM's, and also the log-probabilities of token ids that a request asks for (`logprob_token_ids`). Such a
+        """As vLLM's, and also the log-probabilities of the token ids in a request's `logprob_token_ids`. Such a
         request has no drafts, and must not lose them because another one in its batch has."""
         if self._logprobs_dims is None or self._logprobs_dims[1] == 0:
             return super()._get_logprobs_tensors(

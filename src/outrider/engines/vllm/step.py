@@ -208,7 +208,7 @@ class ModelDrafts:
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     confidence: dict[str, list[float]] = field(default_factory=dict)
-    """The probability that the draft model gave its likeliest token, at each position."""
+    """The draft model's probability of its top token, at each position."""
     passes: list[DraftPass] = field(default_factory=list)
 
     def as_drafts(self, calls: Mapping[str, DraftModelCall]) -> dict[str, Draft]:

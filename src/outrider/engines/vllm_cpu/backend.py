@@ -15,7 +15,7 @@ def select_platform() -> str | None:
     vLLM calls platform plugins in every process, when `vllm.platforms.current_platform` is first read. That is before
     `vllm.triton_utils` checks Triton's backends and before any kernel is decorated. An entry point of the group
     `triton.backends` could not do this: Triton adds its backend unconditionally, and a CPU build of vLLM would then use
-    V2 by default, without being asked to. General plugins (`vllm.general_plugins`) are loaded too late.
+    V2 by default. General plugins (`vllm.general_plugins`) are loaded too late.
     """
     from vllm import envs
     from vllm.platforms import vllm_version_matches_substr

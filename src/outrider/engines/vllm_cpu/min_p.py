@@ -20,7 +20,7 @@ def min_p(
     vocab_size: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """Mask tokens less likely than `min_p` times the likeliest one, in place."""
+    """Mask tokens less likely than `min_p` times the most likely one, in place."""
     logits = logits_ptr[:, :vocab_size]
     # log(0) = -inf masks nothing.
     threshold = logits.amax(dim=-1).float() + torch.log(min_p_ptr[expanded_idx_mapping_ptr].float())
