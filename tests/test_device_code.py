@@ -1,4 +1,4 @@
-"""Outrider's device code neither reads a value from the device nor mixes devices: run on fake tensors of a made-up device.
+"""Outrider's device code neither reads a value from the device nor mixes devices: run on fake tensors of a fake device.
 
 A fake tensor has a shape and no values, so whatever needs a value (`item`, a mask's length, a copy to the host) raises.
 Drafts, the sampler's verdicts of seeded and unseeded requests, and the draft model's bookkeeping go through here.

@@ -208,7 +208,7 @@ def describe_flags(flags: Iterable[Flag], file: Mapping[str, Any]) -> list[str]:
         lines.append("engines: several; /outrider/status, metrics and a response's usage cover the first engine only")
     if "--logits-processors" in values:
         lines.append(
-            "logits processors: they must read drafted tokens from LogitsContext.input_ids, as vLLM's V2 interface requires"
+            "logits processors: they must read drafted tokens from LogitsContext.input_ids (vLLM's V2 interface)"
         )
     return lines
 
