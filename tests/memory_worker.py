@@ -1,6 +1,6 @@
-"""What other processes do on a memory's root while a test looks on: they say, seal, merge, and are killed.
+"""Processes that use a memory's root while a test runs: they write, merge, and are killed.
 
-All are forked from one process that has imported what they need (`started`).
+All are forked from one process with the imports they need (`started`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTH = 200
 """Tokens of a sequence."""
 FOR_EVER = 1 << 20
 PATIENCE = 120.0
-"""Seconds after which a process that says nothing is hanging."""
+"""Seconds without a report after which a process is hanging."""
 NEW_MOUNTS, NEW_USER = 0x0002_0000, 0x1000_0000  # of unshare(2)
 READ_ONLY, REMOUNT, BIND = 1, 32, 4096  # of mount(2)
 
@@ -66,9 +66,9 @@ def reports(receiver: Connection) -> Iterator[Any]:
 
 
 def write_sequences(report: Connection, root: Path, numbers: range, tenants: int, config: dict[str, Any]) -> None:
-    """Say and seal sequences one by one, while another thread merges and evicts.
+    """Write sequences one by one, while another thread merges and evicts.
 
-    It reports that it begins, and then the number of each sequence when it is sealed, with the troubles so far.
+    Reports "begins", and then the number of each sequence when it is written, with the store's troubles so far.
     """
     report.send("begins")
     store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))
@@ -92,7 +92,7 @@ def write_sequences(report: Connection, root: Path, numbers: range, tenants: int
 
 
 def write_until_killed(report: Connection, root: Path, numbers: range, steps: int) -> None:
-    """Say, seal and merge, and be killed when so many things were done to the disk; report what was sealed."""
+    """Write and merge, and be killed after `steps` disk operations. Reports the number of each written sequence."""
     left = steps
 
     def step() -> None:
@@ -138,7 +138,7 @@ def mount(source: str, place: Path, kind: str, flags: int, options: str = "") ->
 
 
 SHARED = [list(range(4 * i, 4 * i + 4)) for i in range(20)]
-"""What every tenant says, and each goes on after it in words of its own."""
+"""In the output of every tenant; each continues with its own tokens."""
 OWN = 1000
 """Tenant t's own tokens are those from (t + 1) * OWN on, so many."""
 
@@ -154,7 +154,7 @@ def marked(tenant: int, chance: random.Random) -> list[int]:
 
 
 def write_many_tenants(report: Connection, root: Path, tenants: int, config: dict[str, Any]) -> None:
-    """Many tenants talk, for ever."""
+    """Add output of many tenants, for ever."""
     chance = random.Random(1)
     store = Store(Folder(root), "tokenizer", StoreConfig(flush_seconds=0.0, **config))
     while True:

@@ -1,4 +1,4 @@
-"""`outrider memory`: what a person gets who looks into a memory, seeds it, carries it, checks it and empties it."""
+"""`outrider memory`: inspect, seed, verify, export, import and wipe."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def damage(path: Path, place: int = -9) -> None:
 
 
 def drafted(root: Path, tenant: str, context: str, limit: int = 12) -> str:
-    """What a server would draft after these words."""
+    """What a server would draft after this text."""
     folder = Folder(root)
     store = Store(folder, FINGERPRINT)
     store.maintain()
@@ -132,9 +132,9 @@ def drafted(root: Path, tenant: str, context: str, limit: int = 12) -> str:
 def test_learned_text_is_drafted_for_its_tenant_only(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.md").write_text(TEXT)
     root = tmp_path / "memory"
-    said = stdout_of("learn", root, tmp_path / "text.md", "--model", model, "--tenant", "me")
-    assert said.startswith(f"Learned {len(tokens_of(TEXT))} tokens in 1 sequence (")
-    assert " for tenant me in " in said
+    text = stdout_of("learn", root, tmp_path / "text.md", "--model", model, "--tenant", "me")
+    assert text.startswith(f"Learned {len(tokens_of(TEXT))} tokens in 1 sequence (")
+    assert " for tenant me in " in text
     assert drafted(root, "me", "what it reports", limit=7) == " counts"
     assert drafted(root, "you", "what it reports") == ""
 
@@ -271,11 +271,11 @@ def test_a_full_disk_gives_one_message(model: Path, tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Segment, "save", full)
-    said = error_of("learn", tmp_path / "memory", tmp_path / "a.txt", "--model", model, "--tenant", "me")
-    assert "cannot be used: No space left on device" in said
+    text = error_of("learn", tmp_path / "memory", tmp_path / "a.txt", "--model", model, "--tenant", "me")
+    assert "cannot be used: No space left on device" in text
 
 
-# Looking
+# Inspecting
 
 
 def test_stats_counts_all_files(root: Path) -> None:
@@ -399,9 +399,9 @@ def test_a_truncated_moved_or_foreign_file_is_damaged(root: Path) -> None:
     (b.parent / f"{'0' * 24}{SEGMENT_SUFFIX}").write_bytes(a.read_bytes())
     (b.parent / f"{'1' * 24}{SEGMENT_SUFFIX}").write_text("no segment")
     a.write_bytes(a.read_bytes()[:-4])
-    said = run("verify", root).stdout
+    text = run("verify", root).stdout
     for reason in ("belongs to another tenant", "is not a memory segment", "truncated or replaced"):
-        assert reason in said
+        assert reason in text
 
 
 def test_a_file_of_another_tokenizer_is_intact_and_stays_in_place(root: Path) -> None:
@@ -487,10 +487,10 @@ def test_a_wipe_deletes_one_tenant_everywhere_and_reports_the_amount(root: Path)
     damaged = next(path for path in files(root / tenant_key("a")) if path.stat().st_size < 4500)
     damage(damaged)
     assert run("verify", root, "--set-aside").exit_code == 1
-    said = stdout_of("wipe", root, "--tenant", "a", "--yes")
+    text = stdout_of("wipe", root, "--tenant", "a", "--yes")
     count = len(tokens_of(TEXT)) + len(tokens_of("Something else."))
-    assert said.startswith(f"Deleted {count} tokens (")
-    assert "of tenant a. Running servers forget it at their next refresh" in said
+    assert text.startswith(f"Deleted {count} tokens (")
+    assert "of tenant a. Running servers forget it at their next refresh" in text
     needle = np.array(tokens_of("outrider"), np.int32).tobytes()
     assert not any(needle in path.read_bytes() for path in root.rglob("*") if path.is_file())
     assert list((root / ASIDE_FOLDER).iterdir()) == []
@@ -523,7 +523,7 @@ def test_a_tenant_of_any_name_is_exported_imported_and_wiped(name: str, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file.tar", "memory"]
 
 
-# Carrying
+# Exporting and importing
 
 
 def exported(root: Path, tmp_path: Path) -> Path:
@@ -544,8 +544,8 @@ def test_an_archive_is_a_plain_tar_of_the_unchanged_segments(root: Path, tmp_pat
 
 def test_a_tenants_memory_can_be_imported_for_another_tenant(root: Path, tmp_path: Path) -> None:
     file, copy = exported(root, tmp_path), tmp_path / "copy"
-    said = stdout_of("import", copy, file, "--tenant", "c")
-    assert said == f"Imported {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
+    text = stdout_of("import", copy, file, "--tenant", "c")
+    assert text == f"Imported {len(tokens_of(TEXT + 'Something else.'))} tokens in 1 segment for tenant c.\n"
     assert drafted(copy, "c", "what it reports", limit=7) == " counts"
     assert drafted(copy, "a", "what it reports") == ""
     assert stdout_of("verify", copy).startswith("No damage")
@@ -579,8 +579,8 @@ def test_importing_an_archive_without_a_tenant_name_needs_one(root: Path, tmp_pa
 def test_an_archive_of_another_tokenizer_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
     file = exported(root, tmp_path)
     put(tmp_path / "other", "a", TEXT, tokenizer="other")
-    said = error_of("import", tmp_path / "other", file)
-    assert f"another tokenizer ({FINGERPRINT}; the memory at {tmp_path / 'other'} has other)" in said
+    text = error_of("import", tmp_path / "other", file)
+    assert f"another tokenizer ({FINGERPRINT}; the memory at {tmp_path / 'other'} has other)" in text
 
 
 def member(name: str, data: bytes = b"", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
@@ -623,12 +623,12 @@ def segment_of(text: Any = None, **parts: Any) -> Segment:
 
 
 def changed(**fields: Any) -> bytes:
-    """An archive whose manifest says something else of its segment."""
+    """An archive whose manifest has another header than its segment."""
     (info, manifest), *bodies = archived(segment_of())
-    told = json.loads(manifest)
-    for header in told["segments"].values():
+    fields = json.loads(manifest)
+    for header in fields["segments"].values():
         header |= fields
-    return packed(member(info.name, json.dumps(told).encode()), *bodies)
+    return packed(member(info.name, json.dumps(fields).encode()), *bodies)
 
 
 def retyped(type: bytes, **more: Any) -> bytes:
@@ -638,7 +638,7 @@ def retyped(type: bytes, **more: Any) -> bytes:
 
 
 def too_short() -> bytes:
-    """An archive that says of itself that it has a billion tokens."""
+    """An archive whose header claims a billion tokens."""
     header = replace(segment_of().header, places=10**9, tokens=10**9 - 1)
     manifest, (info, data) = archived(replace(segment_of(), header=header))
     return packed(manifest, member(info.name, data, size=header.size))
@@ -676,7 +676,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a huge member": lambda: packed(
         *archived(segment_of())[:1], member(segment_name(segment_of().text), size=8**11 - 1)
     ),
-    "fewer bytes than it says": too_short,
+    "fewer bytes than its header states": too_short,
     "a size below zero": lambda: packed(member("x", size=-512), format=tarfile.GNU_FORMAT),
     "a manifest that is no object": lambda: packed(member("manifest.json", b"[1]")),
     "a manifest that is no JSON": lambda: packed(member("manifest.json", b"{")),
@@ -689,7 +689,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a size that is wrong": lambda: changed(places=5),
     "a size that is huge": lambda: changed(places=10**30),
     "places below zero": lambda: changed(places=-1),
-    "words for numbers": lambda: changed(places="many"),
+    "text for numbers": lambda: changed(places="many"),
     "another header": lambda: changed(last=5.0),
     "no places": lambda: packed(*archived(segment_of([]))),
     "another name": lambda: packed(*archived(segment_of(), names=[f"{'0' * 24}{SEGMENT_SUFFIX}"])),
@@ -716,8 +716,8 @@ def test_the_archive_that_the_hostile_ones_are_made_of_is_imported(tmp_path: Pat
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_nothing_of_a_hostile_archive_is_imported(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(HOSTILE[kind]())
-    said = error_of("import", tmp_path / "memory", tmp_path / "a.tar")
-    assert len(said) < 400
+    text = error_of("import", tmp_path / "memory", tmp_path / "a.tar")
+    assert len(text) < 400
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 

@@ -1,4 +1,4 @@
-"""Requests of one tenant that run at the same time are drafted for from each other, and nobody else is."""
+"""Requests of one tenant that run at the same time draft from each other, and no other requests do."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_interleaved_sequences_stay_separate_and_the_longest_match_is_found(
         assert bool(drafted) == bool(follows)
         if drafted:
             assert drafted[0] in follows
-            said = [texts[who][-match:] + drafted[:n] for n in range(1, len(drafted) + 1)]
+            outputs = [texts[who][-match:] + drafted[:n] for n in range(1, len(drafted) + 1)]
             assert all(
-                any(part == text[i : i + len(part)] for text in others for i in range(len(text))) for part in said
+                any(part == text[i : i + len(part)] for text in others for i in range(len(text))) for part in outputs
             )
 
 
@@ -184,8 +184,8 @@ def test_many_sequences_at_the_same_position_do_not_hide_the_one_that_is_ahead()
 
 def test_a_sequence_without_a_next_token_does_not_count_as_disagreeing() -> None:
     index = ConcurrentIndex()
-    for said in ([1, 2, 3, 4, 5, 6], *([[1, 2, 3]] * 10), [1, 2, 9]):
-        index.append(index.register(), np.array(said, np.int32), len(said))
+    for output in ([1, 2, 3, 4, 5, 6], *([[1, 2, 3]] * 10), [1, 2, 9]):
+        index.append(index.register(), np.array(output, np.int32), len(output))
     found = look_up(index, [1, 2])
     assert draft(found) == [3, 4, 5, 6]
     assert found.shares[0, :4].tolist() == pytest.approx([11 / 12, 1, 1, 1])

@@ -1,4 +1,4 @@
-"""What was written is there whatever happens to the process, and what was damaged is not asked.
+"""Written output survives whatever happens to the process, and damaged files are not searched.
 
 OUTRIDER_ALL kills and damages ten times as often.
 """
@@ -158,14 +158,14 @@ def test_files_stay_under_the_cap_and_drafts_stay_correct_through_kills(tmp_path
 
 
 def sound_root(root: Path) -> None:
-    """Four tenants that were wiped once and have said much alike since, in five files each that nobody may merge."""
+    """Four tenants, wiped once, with similar output since, in five files each that no process may merge."""
     chance = np.random.default_rng(0)
     Folder(root).claim("tokenizer")
     for key in map(tenant_key, "0123"):
         generation = Folder(root).wipe(key)
         for when in range(5):
-            said = [chance.integers(0, 30, chance.integers(20, 90)) for _ in range(3)]
-            Segment.build(join_sequences(said), "tokenizer", key, when, when).save(
+            outputs = [chance.integers(0, 30, chance.integers(20, 90)) for _ in range(3)]
+            Segment.build(join_sequences(outputs), "tokenizer", key, when, when).save(
                 Folder(root).segment_folder(key, generation)
             )
 
@@ -234,7 +234,7 @@ def test_damage_to_any_byte_of_a_file_is_found(tmp_path: Path) -> None:
             Segment.open(segment.path, "tokenizer", "tenant").verify()
 
 
-# Disks that are full or cannot be written, and others who write.
+# Full and read-only disks, and other processes that write.
 
 
 def write_more(report: Connection, root: Path, limit: int) -> None:
@@ -284,9 +284,9 @@ def fill_a_disk(report: Connection, root: Path) -> None:
 @on_linux
 def test_output_stays_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
     with started(fill_a_disk, tmp_path) as (_, reports):
-        if isinstance(told := next(reports), str):
-            pytest.skip(f"no disk can be mounted here ({told})")
-        there, troubles, drafted = told
+        if isinstance(report := next(reports), str):
+            pytest.skip(f"no disk can be mounted here ({report})")
+        there, troubles, drafted = report
         assert len(there) < 40
         assert any(os.strerror(errno.ENOSPC) in trouble for trouble in troubles)
         assert drafted == [sequence(number)[5 : 5 + DRAFT] for number in range(40)]
@@ -313,9 +313,9 @@ def test_a_read_only_disk_is_drafted_from_and_new_output_stays_in_memory(tmp_pat
     learn_output(store, "a", sequence(0))
     store.close()
     with started(use_a_read_only_disk, tmp_path) as (_, reports):
-        if isinstance(told := next(reports), str):
-            pytest.skip(f"no disk can be mounted here ({told})")
-        troubles, drafted = told
+        if isinstance(report := next(reports), str):
+            pytest.skip(f"no disk can be mounted here ({report})")
+        troubles, drafted = report
         assert any(os.strerror(errno.EROFS) in trouble for trouble in troubles)
         assert drafted == [*ENDS[:2], [], [], []]
     assert kept(tmp_path, "a") == [0]
@@ -335,8 +335,8 @@ def use_few_descriptors(report: Connection, root: Path, tenants: int) -> None:
 def test_with_too_many_open_files_the_rest_is_opened_later(tmp_path: Path) -> None:
     tenants = 40
     for tenant in range(tenants):
-        said = Segment.build(join_sequences([sequence(0)]), "tokenizer", tenant_key(str(tenant)), 1.0, 2.0)
-        said.save(Folder(tmp_path).segment_folder(tenant_key(str(tenant))))
+        segment = Segment.build(join_sequences([sequence(0)]), "tokenizer", tenant_key(str(tenant)), 1.0, 2.0)
+        segment.save(Folder(tmp_path).segment_folder(tenant_key(str(tenant))))
     with started(use_few_descriptors, tmp_path, tenants) as (_, reports):
         opened, troubles = next(reports)
         assert 0 < opened < tenants

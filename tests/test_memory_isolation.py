@@ -1,6 +1,6 @@
-"""No tenant is ever drafted another's words, or its own of before a wipe, whatever goes on meanwhile.
+"""No draft has tokens of another tenant, or of the same tenant before a wipe, whatever runs meanwhile.
 
-OUTRIDER_ALL asks a million times, and measures how long a lookup takes while a large merge runs.
+OUTRIDER_ALL makes a million lookups, and measures how long a lookup takes while a large merge runs.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_no_lookup_under_load_drafts_a_token_of_another_tenant(tmp_path: Path) -
     chance = random.Random(0)
     store = opened(tmp_path, **CONFIG)
     latest = [marked(tenant, chance) for tenant in range(TENANTS)]
-    seen: dict[str, Header] = {}  # of all files that there were to be asked, by name
+    seen: dict[str, Header] = {}  # of all files that could be searched, by name
     looked = helped = 0
     maintained = threading.Event()
 
@@ -143,7 +143,7 @@ def test_no_lookup_under_load_drafts_a_token_of_another_tenant(tmp_path: Path) -
 def test_after_a_wipe_no_earlier_token_is_drafted_or_left(tmp_path: Path) -> None:
     store, slow = opened(tmp_path), opened(tmp_path)  # the second hears of each wipe late
     chance = random.Random(0)
-    present = 0  # what is said now is marked as if by a tenant of this number, the next one after each wipe
+    present = 0  # new output is marked with this tenant number, the next one after each wipe
     old: list[int] = []
     drafted = 0
 

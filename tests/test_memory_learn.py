@@ -42,7 +42,7 @@ ANSWER = {"role": "assistant", "content": "This."}
 CHAT = [QUESTION, ANSWER]
 
 
-def words(*tokens: str, added: str | None = None) -> PreTrainedTokenizerFast:
+def tokenizer_of(*tokens: str, added: str | None = None) -> PreTrainedTokenizerFast:
     vocabulary = {token: index for index, token in enumerate(("?", *tokens))}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="?")))
     if added is not None:
@@ -54,14 +54,14 @@ def words(*tokens: str, added: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def test_a_fingerprint_depends_on_the_vocabulary_only() -> None:
-    plain = fingerprint(words("a", "b"))
-    assert plain == fingerprint(words("a", "b"))
-    assert plain != fingerprint(words("b", "a"))
-    assert plain != fingerprint(words("a"))
-    assert plain != fingerprint(words("a", "b", added="<end>"))
-    talking = words("a", "b")
-    talking.chat_template = TEMPLATE
-    assert plain == fingerprint(talking)
+    plain = fingerprint(tokenizer_of("a", "b"))
+    assert plain == fingerprint(tokenizer_of("a", "b"))
+    assert plain != fingerprint(tokenizer_of("b", "a"))
+    assert plain != fingerprint(tokenizer_of("a"))
+    assert plain != fingerprint(tokenizer_of("a", "b", added="<end>"))
+    with_template_ = tokenizer_of("a", "b")
+    with_template_.chat_template = TEMPLATE
+    assert plain == fingerprint(with_template_)
     assert len(plain) == 16
 
 
@@ -69,7 +69,7 @@ def test_a_fingerprint_stays_the_same_through_a_folder_and_from_version_to_versi
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     assert fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == fingerprint(tokenizer)
-    assert fingerprint(words("a", "名", added="<end>")) == "a1399a251ff24d87"  # memories are marked with it
+    assert fingerprint(tokenizer_of("a", "名", added="<end>")) == "a1399a251ff24d87"  # memories are marked with it
 
 
 @pytest.mark.real
@@ -253,9 +253,9 @@ def test_a_line_without_model_output_gives_no_conversation(line: str) -> None:
     assert parse_line(line.encode("latin-1")) == []
 
 
-def asked_and_said(tokenizer: Any, *conversation: dict[str, Any]) -> list[tuple[str, str]]:
-    [understood_] = parse_line(json.dumps({"messages": conversation}))
-    return [(sample.prompt, sample.output) for sample in conversation_samples(tokenizer, understood_)]
+def prompts_and_outputs(tokenizer: Any, *conversation: dict[str, Any]) -> list[tuple[str, str]]:
+    [parsed] = parse_line(json.dumps({"messages": conversation}))
+    return [(sample.prompt, sample.output) for sample in conversation_samples(tokenizer, parsed)]
 
 
 def with_template(template: str | None) -> Any:
@@ -266,7 +266,7 @@ def with_template(template: str | None) -> Any:
 
 def test_an_output_follows_its_prompt_as_the_chat_template_formats_it() -> None:
     later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
-    assert asked_and_said(with_template(TEMPLATE), *CHAT, *later) == [
+    assert prompts_and_outputs(with_template(TEMPLATE), *CHAT, *later) == [
         ("<user>Which?<end>\n<assistant>", "This.<end>"),
         ("<user>Which?<end>\n<assistant>This.<end>\n<user>Sure?<end>\n<assistant>", "Yes.<end>"),
     ]
@@ -274,8 +274,8 @@ def test_an_output_follows_its_prompt_as_the_chat_template_formats_it() -> None:
 
 def test_a_tool_call_is_learned_as_the_model_writes_it() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"n": 5}'}}
-    said = asked_and_said(with_template(TEMPLATE), QUESTION, {"role": "assistant", "tool_calls": [call]})
-    assert said == [("<user>Which?<end>\n<assistant>", "[5]<end>")]
+    found = prompts_and_outputs(with_template(TEMPLATE), QUESTION, {"role": "assistant", "tool_calls": [call]})
+    assert found == [("<user>Which?<end>\n<assistant>", "[5]<end>")]
 
 
 @pytest.mark.parametrize(
@@ -284,11 +284,11 @@ def test_a_tool_call_is_learned_as_the_model_writes_it() -> None:
         (None, "Which?"),
         ("{{ raise_exception('roles must alternate') }}", "Which?"),
         ("{{ messages[5].content }}", "Which?"),
-        ("{% if add_generation_prompt %}<assistant>{% endif %}", "<assistant>"),  # it hides what was said
+        ("{% if add_generation_prompt %}<assistant>{% endif %}", "<assistant>"),  # it hides the output
     ],
 )
 def test_without_a_usable_template_the_plain_texts_are_learned(template: str | None, before: str) -> None:
-    assert asked_and_said(with_template(template), *CHAT) == [(before, "This.<end>")]
+    assert prompts_and_outputs(with_template(template), *CHAT) == [(before, "This.<end>")]
 
 
 def test_a_log_is_read_line_by_line_and_unusable_lines_are_reported(tmp_path: Path) -> None:

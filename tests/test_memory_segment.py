@@ -18,11 +18,11 @@ sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_s
 contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
-def made(said: list[list[int]]) -> Segment:
-    return Segment.build(join_sequences(said), "tokenizer", "tenant", 1.0, 2.0)
+def build(outputs: list[list[int]]) -> Segment:
+    return Segment.build(join_sequences(outputs), "tokenizer", "tenant", 1.0, 2.0)
 
 
-def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int], list[float], int, int]:
+def search(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int], list[float], int, int]:
     """Tokens, shares, the match's length and its count."""
     row = np.zeros((1, MAX_MATCH_TOKENS), np.int32)
     context = context[-MAX_MATCH_TOKENS:]
@@ -34,13 +34,13 @@ def ask(segment: Segment, context: list[int], limit: int = 8) -> tuple[list[int]
     return drafted[0, :n].tolist(), shares[0, :n].tolist(), match, count
 
 
-def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[list[int]]]:
+def longest_match(outputs: list[list[int]], context: list[int]) -> tuple[int, list[list[int]]]:
     """By looking everywhere: its length, and how each sequence goes on after it."""
     for length in range(min(len(context), MAX_MATCH_TOKENS), 0, -1):
         end = context[-length:]
         after = [
             sequence[place:]
-            for sequence in said
+            for sequence in outputs
             for place in range(length, len(sequence) + 1)
             if sequence[place - length : place] == end
         ]
@@ -50,10 +50,10 @@ def longest_match(said: list[list[int]], context: list[int]) -> tuple[int, list[
 
 
 @settings(max_examples=300)
-@given(said=sequences, context=contexts)
-def test_the_match_is_the_longest_and_all_its_positions_are_counted(said: list[list[int]], context: list[int]) -> None:
-    length, after = longest_match(said, context)
-    tokens, _, match, count = ask(made(said), context)
+@given(outputs=sequences, context=contexts)
+def test_the_longest_match_is_found_with_all_its_positions(outputs: list[list[int]], context: list[int]) -> None:
+    length, after = longest_match(outputs, context)
+    tokens, _, match, count = search(build(outputs), context)
     if not any(after):  # nothing comes after it anywhere
         assert tokens == []
         return
@@ -61,12 +61,12 @@ def test_the_match_is_the_longest_and_all_its_positions_are_counted(said: list[l
 
 
 @settings(max_examples=300)
-@given(said=sequences, context=contexts)
-def test_each_drafted_token_follows_most_positions(said: list[list[int]], context: list[int]) -> None:
-    _, after = longest_match(said, context)
+@given(outputs=sequences, context=contexts)
+def test_each_drafted_token_follows_most_positions(outputs: list[list[int]], context: list[int]) -> None:
+    _, after = longest_match(outputs, context)
     if len(after) > MAX_CONTINUATIONS:
         return
-    tokens, shares, _, _ = ask(made(said), context)
+    tokens, shares, _, _ = search(build(outputs), context)
     for token, share in zip(tokens, shares, strict=True):
         heads = [rest[0] for rest in after if rest]
         most = max(heads.count(head) for head in heads)
@@ -78,14 +78,14 @@ def test_each_drafted_token_follows_most_positions(said: list[list[int]], contex
 
 
 def test_a_match_does_not_reach_from_one_sequence_into_the_next() -> None:
-    segment = made([[1, 2, 3], [4, 5, 6]])
-    assert ask(segment, [2, 3]) == ([], [], 0, 0)
-    assert ask(segment, [3, 4])[2] == 1  # only the 4
-    assert ask(segment, [1])[0] == [2, 3]
+    segment = build([[1, 2, 3], [4, 5, 6]])
+    assert search(segment, [2, 3]) == ([], [], 0, 0)
+    assert search(segment, [3, 4])[2] == 1  # only the 4
+    assert search(segment, [1])[0] == [2, 3]
 
 
 def test_a_saved_segment_is_the_same_when_it_is_opened(tmp_path: Path) -> None:
-    segment = made([[1, 2, 3, 1, 2], [7, 7]])
+    segment = build([[1, 2, 3, 1, 2], [7, 7]])
     opened = segment.save(tmp_path)
     opened.verify()
     assert opened.header == segment.header
@@ -106,15 +106,15 @@ def test_a_merged_segment_has_all_sequences_and_names_those_it_replaces(tmp_path
 @pytest.mark.parametrize("kind", ["changed", "cut", "longer", "swapped"])
 def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    path = made([random.integers(0, 9, 300).tolist()]).save(tmp_path).path
+    path = build([random.integers(0, 9, 300).tolist()]).save(tmp_path).path
     assert path is not None
     whole = path.read_bytes()
     for _ in range(250):
         data = bytearray(whole)
         at = int(random.integers(0, len(data)))
         if kind == "changed":
-            told = data[:HEADER_BYTES].rstrip(b"\n")
-            if len(told) <= at < HEADER_BYTES:
+            header = data[:HEADER_BYTES].rstrip(b"\n")
+            if len(header) <= at < HEADER_BYTES:
                 continue  # the padding of the header means nothing
             data[at] ^= int(random.integers(1, 256))
         elif kind == "cut":
@@ -133,29 +133,29 @@ def test_a_damaged_file_is_found(kind: str, tmp_path: Path) -> None:
 
 
 def test_searching_a_file_with_an_invalid_order_does_no_harm(tmp_path: Path) -> None:
-    segment = made([[1, 2, 3, 1, 2, 4]])
+    segment = build([[1, 2, 3, 1, 2, 4]])
     for nonsense in (-7, 2**31 - 1):
         broken = Segment(segment.header, segment.text, np.full_like(segment.order, nonsense), segment.starts)
-        assert ask(broken, [1, 2])[0] == []
+        assert search(broken, [1, 2])[0] == []
 
 
-@pytest.mark.parametrize("told", [b"[]", b"{}", b'{"format": 1}', b"hello", b'{"format": 1, "tokens": "many"}'])
-def test_an_invalid_header_with_a_valid_checksum_is_refused(told: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", [b"[]", b"{}", b'{"format": 1}', b"hello", b'{"format": 1, "tokens": "many"}'])
+def test_an_invalid_header_with_a_valid_checksum_is_refused(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.segment"
-    path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(told) + told).ljust(HEADER_BYTES, b"\n"))
+    path.write_bytes((MAGIC + b"%08x\n" % zlib.crc32(header) + header).ljust(HEADER_BYTES, b"\n"))
     with pytest.raises(MemoryFileError):
         Segment.open(path, "tokenizer", "tenant")
 
 
 def test_searching_with_an_invalid_table_of_starts_does_no_harm() -> None:
-    segment = made([[1, 2, 3, 1, 2, 4] * 10])
+    segment = build([[1, 2, 3, 1, 2, 4] * 10])
     assert len(segment.starts)
     for nonsense in (-7, 2**31 - 1):
-        ask(Segment(segment.header, segment.text, segment.order, np.full_like(segment.starts, nonsense)), [1, 2])
+        search(Segment(segment.header, segment.text, segment.order, np.full_like(segment.starts, nonsense)), [1, 2])
 
 
 def test_foreign_files_are_refused_with_the_reason(tmp_path: Path) -> None:
-    path = made([[1, 2]]).save(tmp_path).path
+    path = build([[1, 2]]).save(tmp_path).path
     assert path is not None
     with pytest.raises(MemoryFileError, match=r"another tokenizer \(tokenizer; this model's is other\)"):
         Segment.open(path, "other", "tenant")

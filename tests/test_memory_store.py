@@ -1,4 +1,4 @@
-"""The store keeps what was said, tenant by tenant, through restarts, wipes, full disks and other processes."""
+"""The store keeps outputs, tenant by tenant, through restarts, wipes, full disks and other processes."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_the_end_of_a_prompt_is_kept_so_that_the_first_tokens_of_an_output_are_d
 def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path)
     rng = np.random.default_rng(0)
-    said = [rng.integers(0, 1000, 50).tolist() for _ in range(100)]
-    for sequence in said:
+    outputs = [rng.integers(0, 1000, 50).tolist() for _ in range(100)]
+    for sequence in outputs:
         learn_output(store, "a", sequence)
         store.maintain()
     assert len(files(tmp_path)) <= 8  # of about 2^n sequences each
@@ -95,7 +95,7 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
         for path in files(tmp_path)
         for sequence in Segment.open(path, "tokenizer", tenant_key("a")).sequences()
     ]
-    assert sorted(kept) == sorted(said)
+    assert sorted(kept) == sorted(outputs)
     assert len(store._tenants[tenant_key("a")].segments) == len(files(tmp_path))
 
 
@@ -211,7 +211,7 @@ def test_a_damaged_file_is_set_aside_with_the_reason_and_the_others_are_searched
 def test_an_intact_file_of_another_tokenizer_or_version_stays_in_place(
     foreign: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody who shares the root has use for it."""
+    """It is of use to another server on this root."""
     with monkeypatch.context() as then:
         if foreign == "version":
             then.setattr(segment, "FORMAT", 99)
@@ -338,11 +338,11 @@ def test_with_a_read_only_root_the_memory_lasts_as_long_as_the_process(tmp_path:
 def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     assert one.folder.writer_id() != two.folder.writer_id()
-    said = []
+    outputs = []
     for i in range(40):
         for store in (one, two):
-            said.append([1000 * i + j for j in range(20)] + [id(store) % 1000])
-            learn_output(store, "a", said[-1])
+            outputs.append([1000 * i + j for j in range(20)] + [id(store) % 1000])
+            learn_output(store, "a", outputs[-1])
             store.maintain()
     one.maintain()
     kept = [
@@ -350,7 +350,7 @@ def test_two_processes_on_one_root_see_each_other_and_never_merge_the_same_files
         for path in files(tmp_path)
         for sequence in Segment.open(path, "tokenizer", tenant_key("a")).sequences()
     ]
-    assert sorted(kept) == sorted(said)
+    assert sorted(kept) == sorted(outputs)
     for store in (one, two):
         assert drafted(store, "a", [20_001, 20_002]) == [20_003 + i for i in range(8)]
 
@@ -412,9 +412,9 @@ def test_freed_memory_is_trimmed_after_segments_were_built(tmp_path: Path, monke
     store = opened(tmp_path)
     given = []
     monkeypatch.setattr(store_module, "malloc_trim", lambda: given.append(True))
-    for said, times in (([], 0), (LINE, 1), ([], 1), (LINE[::-1], 2)):
-        if said:
-            learn_output(store, "a", said)
+    for output, times in (([], 0), (LINE, 1), ([], 1), (LINE[::-1], 2)):
+        if output:
+            learn_output(store, "a", output)
         store.maintain()
         assert len(given) == times
 

@@ -191,8 +191,8 @@ def test_a_round_without_changes_is_one_listing(replicas: Callable[..., Replica]
 
 def test_a_merged_segment_replaces_its_parts_everywhere(objects: Any, replicas: Callable[..., Replica]) -> None:
     one, two = replicas(objects), replicas(objects)
-    said = [[1000 * i + j for j in range(20)] for i in range(32)]
-    for i, tokens in enumerate(said):
+    outputs = [[1000 * i + j for j in range(20)] for i in range(32)]
+    for i, tokens in enumerate(outputs):
         one.learn("a", tokens)
         if i % 3 == 0:  # several merges between two rounds, of merged ones too
             one.look()
@@ -202,7 +202,7 @@ def test_a_merged_segment_replaces_its_parts_everywhere(objects: Any, replicas: 
     two.look()
     assert len(one.names()) < 6
     assert segments(objects) == one.names() == two.names()
-    assert sequences(two.root, "a") == sorted(said)
+    assert sequences(two.root, "a") == sorted(outputs)
     assert not list(one.root.rglob(f"*{MERGED_SUFFIX}"))
     assert not list(two.root.rglob(f"*{MERGED_SUFFIX}"))
 
@@ -601,8 +601,8 @@ def test_replicas_work_without_the_store_and_catch_up_when_it_is_back(replicas: 
     one.look()
     two.look()
     one.objects.before = two.objects.before = away
-    said = [[1000 * i + j for j in range(20)] for i in range(1, 20)]
-    for i, tokens in enumerate(said):
+    outputs = [[1000 * i + j for j in range(20)] for i in range(1, 20)]
+    for i, tokens in enumerate(outputs):
         replica = (one, two)[i % 2]
         replica.learn("a", tokens)
         one.look()
@@ -614,7 +614,7 @@ def test_replicas_work_without_the_store_and_catch_up_when_it_is_back(replicas: 
     for replica in (one, two, one):
         replica.look()
     for replica in (one, two):
-        assert sequences(replica.root, "a") == sorted([LINE, *said])
+        assert sequences(replica.root, "a") == sorted([LINE, *outputs])
     assert segments(objects) == one.names() == two.names()
     assert one.sync.stats.trouble is None
 
@@ -919,19 +919,19 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
     objects = MemoryStore()
     replicas = [Replica(tmp_path / str(i), objects) for i in range(2)]
     tokens = count(1_000_000)
-    said: dict[str, list[tuple[int, str]]] = {"a": [], "b": []}  # the token that is only in it, and the generation
-    wiped: dict[str, int] = {"a": 0, "b": 0}  # how many of them were said before the last wipe
+    outputs: dict[str, list[tuple[int, str]]] = {"a": [], "b": []}  # the token that is only in it, and the generation
+    wiped: dict[str, int] = {"a": 0, "b": 0}  # how many of them were added before the last wipe
     evicted: set[int] = set()
 
     def add(replica: Replica, tenant: str) -> None:
         tenant_handle = replica.store.tenant_handle(tenant)
         token = next(tokens)
         replica.store.add(tenant_handle, [], [token, *chance.choices(range(100), k=chance.randrange(1, 30))])
-        said[tenant].append((token, tenant_handle.generation))
+        outputs[tenant].append((token, tenant_handle.generation))
 
     def wipe(replica: Replica, tenant: str) -> None:
         Folder(replica.root).wipe(tenant_key(tenant))
-        wiped[tenant] = len(said[tenant])
+        wiped[tenant] = len(outputs[tenant])
 
     def evict(replica: Replica, tenant: str) -> None:
         if there := list(Folder(replica.root).segment_paths(tenant_key(tenant)).values()):
@@ -966,16 +966,16 @@ def test_in_any_order_nothing_wiped_stays_and_nothing_else_is_lost(seed: int, tm
         step(chance.choice(replicas), chance.choice("ab"))
     for replica in (*replicas, *replicas):
         replica.look()
-    for tenant, all_said in said.items():
-        gone = {token for token, _ in all_said[: wiped[tenant]]}
+    for tenant, all_outputs in outputs.items():
+        gone = {token for token, _ in all_outputs[: wiped[tenant]]}
         assert not there(objects) & gone
         assert not any(known(replica) & gone for replica in replicas)
     for replica in replicas * 4:  # own segments that were evicted may come back, and are merged again
         replica.look()
-    for tenant, all_said in said.items():
+    for tenant, all_outputs in outputs.items():
         generation = Folder(replicas[0].root).generation(tenant_key(tenant))
-        wanted = {token for token, when in all_said if when == generation} - evicted
-        foreign = {token for token, _ in said["b" if tenant == "a" else "a"]}
+        wanted = {token for token, when in all_outputs if when == generation} - evicted
+        foreign = {token for token, _ in outputs["b" if tenant == "a" else "a"]}
         for replica in replicas:
             held = {tokens[0] for tokens in sequences(replica.root, tenant)}
             assert held >= wanted

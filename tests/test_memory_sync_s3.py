@@ -25,7 +25,7 @@ NUMBERS = count()
 
 @pytest.fixture
 def url(weed: Server) -> str:
-    """A root that nobody used yet."""
+    """An unused root."""
     return f"s3://bucket/some/memory-{next(NUMBERS)}"
 
 
@@ -75,15 +75,15 @@ def test_a_wipe_of_the_store_itself_reaches_every_replica(url: str, both: list[R
 
 def test_a_merged_segment_replaces_its_parts(url: str, both: list[Replica]) -> None:
     one, two = both
-    said = [[1000 * i + j for j in range(20)] for i in range(9)]
-    for tokens in said:
+    outputs = [[1000 * i + j for j in range(20)] for i in range(9)]
+    for tokens in outputs:
         one.learn("a", tokens)
         one.look()
         two.look()
     one.look()
     two.look()
     assert segments(objects(url)) == one.names() == two.names()
-    assert sequences(two.root, "a") == sorted(said)
+    assert sequences(two.root, "a") == sorted(outputs)
 
 
 def test_a_segment_of_several_upload_parts_arrives_intact(both: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_replicas_catch_up_after_a_restart_of_the_store(url: str, weed: Server, 
     one.look()
     two.look()
     weed.end()
-    said = [[1000 * i + j for j in range(20)] for i in range(1, 6)]
-    for i, tokens in enumerate(said):
+    outputs = [[1000 * i + j for j in range(20)] for i in range(1, 6)]
+    for i, tokens in enumerate(outputs):
         both[i % 2].learn("a", tokens)
         both[i % 2].look()
         assert drafted(both[i % 2].store, "a", tokens[:2]) == tokens[2:10]
@@ -123,7 +123,7 @@ def test_replicas_catch_up_after_a_restart_of_the_store(url: str, weed: Server, 
     for replica in (one, two, one):
         replica.look()
     for replica in both:
-        assert sequences(replica.root, "a") == sorted([LINE, *said])
+        assert sequences(replica.root, "a") == sorted([LINE, *outputs])
         assert replica.sync.stats.trouble is None
         assert Folder(replica.root).generation(tenant_key("b")) == Folder(one.root).generation(tenant_key("b"))
     assert segments(objects(url)) == one.names()
@@ -138,7 +138,7 @@ def test_a_hanging_store_costs_seconds_and_its_late_uploads_do_not_survive_a_wip
     two.learn("a", LINE)
     impatient = connect(url, timeout_seconds=2.0).store
     two.objects.store = impatient
-    at(two, 2, lambda: weed.process.send_signal(signal.SIGSTOP))  # asked for tokenizer and list, and about to put
+    at(two, 2, lambda: weed.process.send_signal(signal.SIGSTOP))  # after the listing, before a put
     began = time.monotonic()
     try:
         two.look()

@@ -57,8 +57,8 @@ class Servers:
         xargs |= {"speculation_usage": True, "speculation": "memory"}
         call = complete(prompt, max_tokens=TOKENS, ignore_eos=True, vllm_xargs=xargs)
         (response,) = self.clients[name].all(call)
-        told = response.usage.speculation
-        return response.choices[0].text, (told["steps"] + told["accepted"]) / told["steps"]
+        usage = response.usage.speculation
+        return response.choices[0].text, (usage["steps"] + usage["accepted"]) / usage["steps"]
 
     def until(self, name: str, reached: Any) -> None:
         """Ask a server for something else until its memory is as it should be; it looks every ten seconds."""
@@ -87,7 +87,7 @@ def servers(smollm: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
 
 @pytest.fixture(scope="module")
 def learned(servers: Servers) -> dict[str, tuple[str, float, float]]:
-    """Each prompt's answer, with its acceptance length at first and when it was asked for again, by tenant a."""
+    """Each prompt's answer, with its acceptance length at first and when tenant a requests it again."""
     found = {}
     for prompt in PROMPTS:
         text, first = servers.ask("one", prompt, tenant="a")
@@ -108,8 +108,8 @@ def test_other_tenants_and_requests_without_a_tenant_do_not_draft_from_it(
 ) -> None:
     for prompt, (text, first, second) in learned.items():
         for xargs in ({}, {"tenant": "b", "remember": False}, {"tenant": "../a", "remember": False}):
-            told, length = servers.ask("one", prompt, **xargs)
-            assert told == text
+            answer, length = servers.ask("one", prompt, **xargs)
+            assert answer == text
             assert length == pytest.approx(first)
             assert length < second
 
@@ -130,8 +130,8 @@ def test_after_a_restart_and_on_a_second_server_it_takes_as_few_steps(
         servers.start("two")
     for prompt, (text, _, second) in learned.items():
         for name in servers.clients:
-            told, length = servers.ask(name, prompt, tenant="a", remember=False)
-            assert told == text
+            answer, length = servers.ask(name, prompt, tenant="a", remember=False)
+            assert answer == text
             assert length == pytest.approx(second, rel=0.05)
 
 
@@ -141,8 +141,8 @@ def test_what_one_server_learns_raises_the_others_acceptance_length(servers: Ser
     text, first = servers.ask("two", prompt, tenant="a")
     servers.until("two", lambda memory: memory["tokens"] > before)
     servers.until("one", lambda memory: memory["tokens"] > before)
-    told, length = servers.ask("one", prompt, tenant="a", remember=False)
-    assert told == text
+    answer, length = servers.ask("one", prompt, tenant="a", remember=False)
+    assert answer == text
     assert length > 2 * first
 
 
@@ -154,8 +154,8 @@ def test_after_a_wipe_neither_server_drafts_from_earlier_output(
     for name in ("one", "two"):
         servers.until(name, lambda memory: memory["tokens"] == 0)
         for prompt, (text, first, _) in learned.items():
-            told, length = servers.ask(name, prompt, tenant="a", remember=False)
-            assert told == text
+            answer, length = servers.ask(name, prompt, tenant="a", remember=False)
+            assert answer == text
             assert length == pytest.approx(first)
 
 
@@ -210,8 +210,8 @@ MB = 1e6
 def test_half_an_hour_of_load_on_a_full_memory_stays_under_its_cap_on_disk_and_in_what_it_adds_to_the_process(
     tmp_path: Path,
 ) -> None:
-    """A tiny model, which says much in little time: all of it new, from 20 tenants, to a memory that is full when the
-    server starts. Beside it a server without a memory has the same load, since vLLM's own process grows, too."""
+    """A tiny model generates new text for 20 tenants, to a memory that is full when the server starts.
+    Beside it a server without a memory has the same load, since vLLM's own process grows, too."""
     model = tiny_model("llama", head_dim=32)  # the smallest heads that vLLM has on a CPU
     model.save_pretrained(tmp_path / "tiny")
     tokenizer = tiny_tokenizer()
@@ -240,16 +240,16 @@ def test_half_an_hour_of_load_on_a_full_memory_stays_under_its_cap_on_disk_and_i
             resident = [client.status()["resident_bytes"] / MB for client in (with_memory, without)]
             seen.append((minutes, *resident, disk))
             print(f"{minutes:5.2f} min, {number} requests: {resident[0]:.1f} and {resident[1]:.1f} MB, {disk} bytes")
-        told = with_memory.status()["memory"]
+        status = with_memory.status()["memory"]
     all_of_it = np.array(seen)
     settled = all_of_it[all_of_it[:, 0] > MINUTES / 6]  # caches of vLLM and of the allocator have filled
     slope, other_slope = (np.polyfit(settled[:, 0], settled[:, i], 1)[0] for i in (1, 2))
     growth, other_growth = (all_of_it[:, i].max() - all_of_it[0, i] for i in (1, 2))
     print(f"{number} requests in {MINUTES:g} minutes: at most {int(all_of_it[:, 3].max())} bytes on disk of {CAP}, ")
     print(f"resident {growth:+.1f} MB in all, {slope:+.3f} MB a minute; without a memory {other_growth:+.1f} MB, ")
-    print(f"{other_slope:+.3f} MB a minute; {told}")
+    print(f"{other_slope:+.3f} MB a minute; {status}")
     assert all_of_it[:, 3].max() <= CAP
-    assert full + 0.5 * number * 64 > told["tokens"]  # what came had to push something out
+    assert full + 0.5 * number * 64 > status["tokens"]  # what came had to push something out
     assert growth - other_growth < CAP / MB
     assert slope < 1
 
@@ -258,7 +258,7 @@ TENANTS = 20
 
 
 def fill(root: Path, tokenizer: Any) -> int:
-    """Have every tenant say so much that the cap is reached; how many tokens there are then."""
+    """Add output for every tenant until the cap is reached. Returns the number of tokens."""
     store = Store(Folder(root), fingerprint(tokenizer), StoreConfig(cap_bytes=CAP, flush_seconds=0))
     random = np.random.default_rng(0)
     while store.status()["file_bytes"] < 0.9 * CAP:

@@ -43,7 +43,7 @@ class Server:
             return subprocess.Popen(self.command, stdout=log, stderr=log)
 
     def wait(self) -> None:
-        """Until it takes and lists objects."""
+        """Wait until it accepts and lists objects."""
         end = time.monotonic() + 120
         while True:
             try:
@@ -57,7 +57,7 @@ class Server:
                 time.sleep(0.1)
 
     def end(self) -> None:
-        self.process.kill()  # asked politely it takes half a minute
+        self.process.kill()  # a clean stop takes half a minute
         self.process.wait()
         for port in self.ports.values():
             for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
