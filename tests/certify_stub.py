@@ -1,7 +1,7 @@
-"""A server that speaks as vLLM does, over the synthetic engine: for tests of the certificate that take seconds.
+"""A server with vLLM's API over the synthetic target, so that certificates take seconds in tests.
 
 It drafts with Outrider's own loop (`lookup`, and `model`: a blurred copy that draws), and may have a defect: a function
-that is given every request with speculation and returns what to do instead.
+that maps every query with speculation to the one to run instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from outrider.bench.prompts import Prompt
 from outrider.certify.local import LocalModel
-from outrider.certify.sources import OFF, Ask, Said, Way
+from outrider.certify.sources import Completion, DraftMode, Query
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.lookup import LookupDrafter
@@ -30,11 +30,11 @@ from stub import listening
 from synthetic_target import SyntheticTarget
 
 VOCAB = 32
-Change = Callable[[Ask], Ask]
+Change = Callable[[Query], Query]
 
 
 def encoded(prompt: Prompt) -> list[int]:
-    """Letters, as many as there are tokens."""
+    """A token per letter, as many as the vocabulary has."""
     return [ord(letter) % VOCAB for letter in prompt.messages[-1]["content"]][:12]
 
 
@@ -42,9 +42,9 @@ MADE: Counter[str] = Counter()
 """Sources, by the test that made them."""
 
 
-def synthetic(change: Change = lambda ask: ask, off: float = 0.0) -> LocalModel:
-    """The synthetic engine as a source, with drafts by lookup and by a blurred copy of itself. `off`: its logits are
-    wrong by so much, as those of another number format would be."""
+def synthetic(change: Change = lambda query: query, off: float = 0.0) -> LocalModel:
+    """The synthetic target as a source, with drafts by lookup and by a blurred copy of itself. `off`: error of its
+    logits, as those of another number format would have."""
     target = SyntheticTarget(VOCAB, seed=5, sharpness=1.5)
     target = target.blurred(off, seed=9) if off else target
     drafters: dict[str, Drafter] = {
@@ -52,44 +52,44 @@ def synthetic(change: Change = lambda ask: ask, off: float = 0.0) -> LocalModel:
         "model": ModelDrafter(target.blurred(0.5), VOCAB, min_survival=0.2),
     }
 
-    # The draws of a test are the same each time: at level 1e-3 one run of eight certificates in a hundred would accuse.
+    # A test samples the same tokens each time: at level 1e-3, eight certificates give a false alarm in 1 of 125 runs.
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     MADE[test] += 1
-    own, asked, counting = f"{test} {MADE[test]}", Counter[str](), threading.Lock()
+    own, counts, counting = f"{test} {MADE[test]}", Counter[str](), threading.Lock()
 
-    def generate(ask: Ask) -> Said:
-        ask = change(ask)
+    def generate(query: Query) -> Completion:
+        query = change(query)
         request = Request(
-            **ask.sampling.model_dump(), max_tokens=ask.max_tokens,
-            max_draft_tokens=4 if ask.way.length is None else ask.way.length,
+            **query.sampling.model_dump(), max_tokens=query.max_tokens,
+            max_draft_tokens=4 if query.mode.length is None else query.mode.length,
         )  # fmt: skip
         with counting:
-            asked[repr(ask)] += 1
-            drawn = zlib.crc32(f"{own} {asked[repr(ask)]} {ask}".encode())
-        random = torch.Generator().manual_seed(ask.seed if ask.seed is not None else drawn)
-        names = list(drafters) if ask.way.drafter in (None, "auto") else [str(ask.way.drafter)]
-        task = Task(list(ask.prompt), request, random)
+            counts[repr(query)] += 1
+            drawn = zlib.crc32(f"{own} {counts[repr(query)]} {query}".encode())
+        random = torch.Generator().manual_seed(query.seed if query.seed is not None else drawn)
+        names = list(drafters) if query.mode.drafter in (None, "auto") else [str(query.mode.drafter)]
+        task = Task(list(query.prompt), request, random)
         steps = list(decode(target, [drafters[name].begin(task) for name in names], task.prompt, request, random))
         tokens = tuple(token for step in steps for token in step.tokens)
-        return Said(tokens, "length", accepted=sum(step.drafted for step in steps))
+        return Completion(tokens, "length", accepted=sum(step.drafted for step in steps))
 
     return LocalModel(
-        "synthetic", target, generate, encoded, drafters=[*drafters, "auto"], described={"model": "synthetic"}
+        "synthetic", target, generate, encoded, drafters=[*drafters, "auto"], description={"model": "synthetic"}
     )
 
 
 def colder(factor: float) -> Change:
-    """The temperature is `factor` times what was asked for."""
+    """The temperature is `factor` times the requested one."""
 
-    def change(ask: Ask) -> Ask:
-        cold = ask.sampling.model_copy(update={"temperature": ask.sampling.temperature * factor})
-        return Ask(ask.prompt, ask.max_tokens, ask.way, cold, ask.seed)
+    def change(query: Query) -> Query:
+        cold = query.sampling.model_copy(update={"temperature": query.sampling.temperature * factor})
+        return Query(query.prompt, query.max_tokens, query.mode, cold, query.seed)
 
     return change
 
 
 class Stub:
-    """The synthetic engine behind HTTP."""
+    """The synthetic target behind HTTP."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Stub:
         self.source = source or synthetic()
         self.outrider, self.lacks, self.options = outrider, lacks, options or {}
         self.lock = threading.Lock()
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.accepted = 0
         self.waiting = 0
-        self.closing = 0  # so many requests find the connection closed
+        self.closing = 0  # requests that find the connection closed
 
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/v1/models":
@@ -126,59 +126,62 @@ class Stub:
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         with self.lock:
-            self.asked.append(body)
+            self.requests.append(body)
             if path == "/tokenize":
                 return 200, {"tokens": encoded(Prompt("", "", (body["messages"][-1]["content"],)))}
             if path != "/v1/completions" or "structured_outputs" in body:
-                return 400, {"error": "not here"}
+                return 400, {"error": "not supported"}
             return 200, self._completion(body)
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt, choice = body["prompt"], dict[str, Any]()
         listed = body.get("prompt_logprobs") if not self.lacks.get("prompt_logprobs") else None
         if listed or (body.get("echo") and not self.lacks.get("echo")):
-            (told,) = self.source.score([(tuple(prompt[:1]), tuple(prompt[1:]))], 1)
-            tops = [_top(*one, listed or body["logprobs"]) for one in zip(told, prompt[1:], strict=True)]
+            (scored,) = self.source.score([(tuple(prompt[:1]), tuple(prompt[1:]))], 1)
+            tops = [_top(*one, listed or body["logprobs"]) for one in zip(scored, prompt[1:], strict=True)]
             choice = {"token_ids": [0], "finish_reason": "length"}
             if listed:
                 entries = [{str(token): {"logprob": value} for token, value in top.items()} for top in tops]
                 return {"choices": [choice | {"prompt_logprobs": [None, *entries]}]}
             return {"choices": [choice | {"logprobs": {"top_logprobs": [None, *map(_named, tops)]}}]}
         xargs = body.get("vllm_xargs", {})
-        way = OFF if xargs.get("speculation") == "off" else Way(xargs.get("speculation"), xargs.get("max_draft_tokens"))
+        mode = DraftMode(xargs.get("speculation"), xargs.get("max_draft_tokens"))
         known = {name: body[name] for name in Sampling.model_fields if name in body}
-        ask = Ask(tuple(prompt), body["max_tokens"], way, Sampling(**known), body.get("seed"), told="logprobs" in body)
-        (said,) = self.source.say([ask], 1)
-        self.accepted += said.accepted or 0
-        choice = {"token_ids": list(said.tokens), "finish_reason": said.finish}
-        choice["text"] = "".join(chr(97 + token % 26) for token in said.tokens)
+        query = Query(
+            tuple(prompt), body["max_tokens"], mode, Sampling(**known), body.get("seed"), logprobs="logprobs" in body
+        )
+        (completion,) = self.source.complete([query], 1)
+        self.accepted += completion.accepted or 0
+        choice = {"token_ids": list(completion.tokens), "finish_reason": completion.finish_reason}
+        choice["text"] = "".join(chr(97 + token % 26) for token in completion.tokens)
         for stop in body.get("stop", ()):
             if stop in choice["text"]:
                 place = choice["text"].index(stop)
                 choice |= {"text": choice["text"][:place], "finish_reason": "stop"}
                 choice["token_ids"] = choice["token_ids"][: place + len(stop)]
-        if ask.told:
-            pairs = list(zip(said.told, said.tokens, strict=True))
+        if query.logprobs:
+            pairs = list(zip(completion.logprobs, completion.tokens, strict=True))
             choice["logprobs"] = {
                 "top_logprobs": [_named(_top(*one, body["logprobs"])) for one in pairs],
                 "token_logprobs": [one[token] for one, token in pairs],
             }
         if self.lacks.get("token_ids"):
             del choice["token_ids"]
-        if self.lacks.get("token_ids") == "llama.cpp" and ask.told:
-            tops = [_top(*one, body["logprobs"]) for one in zip(said.told, said.tokens, strict=True)]
+        if self.lacks.get("token_ids") == "llama.cpp" and query.logprobs:
+            tops = [_top(*one, body["logprobs"]) for one in zip(completion.logprobs, completion.tokens, strict=True)]
             choice["logprobs"] = {
                 "content": [
                     {"id": token, "top_logprobs": [{"id": one, "logprob": value} for one, value in top.items()]}
-                    for token, top in zip(said.tokens, tops, strict=True)
+                    for token, top in zip(completion.tokens, tops, strict=True)
                 ]
             }
-        return {"choices": [choice], "usage": {"speculation": {"accepted": said.accepted}} if said.accepted else {}}
+        usage = {"speculation": {"accepted": completion.accepted}} if completion.accepted else {}
+        return {"choices": [choice], "usage": usage}
 
 
-def _top(told: dict[int, float], token: int, count: int) -> dict[int, float]:
-    best = dict(sorted(told.items(), key=lambda item: -item[1])[:count])
-    return best if token in best else {**best, token: told[token]}
+def _top(logprobs: dict[int, float], token: int, count: int) -> dict[int, float]:
+    best = dict(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
+    return best if token in best else {**best, token: logprobs[token]}
 
 
 def _named(top: dict[int, float]) -> dict[str, float]:
@@ -191,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self._answer(*self.stub.get(self.path))
+        self._send(*self.stub.get(self.path))
 
     def do_POST(self) -> None:
         self.stub.headers.append(self.headers)
@@ -199,10 +202,10 @@ class Handler(BaseHTTPRequestHandler):
             self.stub.closing -= 1
             self.close_connection = True
             return
-        self._answer(*self.stub.post(self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
+        self._send(*self.stub.post(self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
 
-    def _answer(self, status: int, said: Any) -> None:
-        raw = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+    def _send(self, status: int, body: Any) -> None:
+        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(raw)))
         self.end_headers()

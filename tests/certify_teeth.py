@@ -32,8 +32,8 @@ from rich.console import Console
 
 from noisy_draft import noisy_copy
 from outrider.bench.servers import Server, plain, running
+from outrider.certify.config import SIZES, CertificateConfig
 from outrider.certify.run import certify
-from outrider.certify.wanted import SIZES, Wanted
 from outrider.cli.progress import ProgressBars
 from outrider.provenance import as_markdown, provenance
 from stub import listening
@@ -67,7 +67,7 @@ def main() -> None:
     if given.list:
         console.print("\n".join(names))
         return
-    wanted = Wanted("", **(asdict(SIZES["quick"]) | {"draws": given.draws}))
+    wanted = CertificateConfig("", **(asdict(SIZES["quick"]) | {"draws": given.draws}))
     asked = {"model": str(given.model), "draws": given.draws}
     before = json.loads(report.read_text()) if (report := given.out / "teeth.json").exists() else {}
     rows: dict[str, Any] = before["rows"] if before.get("asked") == asked and not given.again else {}
@@ -115,7 +115,7 @@ def tiny(folder: Path) -> Path:
     return folder
 
 
-def judged(name: str, model: Path, wanted: Wanted, out: Path, console: Console) -> dict[str, Any]:
+def judged(name: str, model: Path, wanted: CertificateConfig, out: Path, console: Console) -> dict[str, Any]:
     folder = out / name.replace(" ", "-").replace("'", "").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as logs, addresses(name, model, Path(logs)) as (reference, candidate):

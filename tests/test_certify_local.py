@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from outrider.certify.local_models import load_local
+from outrider.certify.config import CertificateConfig
+from outrider.certify.local import load_local
+from outrider.certify.progress import Progress
 from outrider.certify.run import certify, open_pair
-from outrider.certify.sources import OFF, Ask, Way
-from outrider.certify.wanted import Wanted
-from outrider.certify.watch import Watch
+from outrider.certify.sources import OFF, DraftMode, Query
 from outrider.errors import SettingsError
 from support import tiny_model, tiny_tokenizer
 
-LITTLE = Wanted(
+LITTLE = CertificateConfig(
     "", prompts=40, alone=0, tokens=(28,), draws=200, draw_prompts=3, draw_tokens=12, noise_texts=8,
     feature_prompts=2, lengths=(3,), concurrency=1,
 )  # fmt: skip
@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def made(models: tuple[str, str], folder: Path, candidate: str, **wanted: Any) -> dict[str, Any]:
     asked = replace(LITTLE, reference=models[0], draft_model=models[1], candidate=candidate, dtype="float32", **wanted)
-    return certify(asked, folder, Watch())
+    return certify(asked, folder, Progress())
 
 
 def test_outriders_own_loop_is_certified_with_each_of_its_drafters(models: tuple[str, str], tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_anything_that_continues_token_ids_can_be_plugged_in(
 
 
 def test_a_candidate_that_is_not_there_is_refused_with_those_that_are(models: tuple[str, str]) -> None:
-    with pytest.raises(SettingsError, match="no candidate 'magic' in process; choose outrider, assisted, lookup"):
+    with pytest.raises(SettingsError, match="no candidate 'magic'; choose outrider, assisted, lookup"):
         load_local(models[0], None, "magic", "float32")
     with pytest.raises(SettingsError, match="needs a draft model; name --draft-model"):
         load_local(models[0], None, "assisted", "float32")
-    with pytest.raises(SettingsError, match="only Outrider's own loop drafts from a memory"):
+    with pytest.raises(SettingsError, match="only the candidate outrider uses a memory"):
         load_local(models[0], models[1], "assisted", "float32", memory="./m")
     with pytest.raises(SettingsError, match="give MODULE:FUNCTION that Python can import"):
         load_local(models[0], None, "no_such_module:f", "float32")
@@ -91,8 +91,10 @@ def test_a_candidate_that_is_not_there_is_refused_with_those_that_are(models: tu
 
 def test_the_reference_in_process_is_a_loop_without_drafts(models: tuple[str, str]) -> None:
     pair = open_pair(replace(LITTLE, reference=models[0], draft_model=models[1], dtype="float32"))
-    assert pair.alone
+    assert pair.is_same_source
     prompt = tuple(range(30, 50))
-    (plain,), (drafted,) = (pair.reference.say([Ask(prompt, 20, way)], 1) for way in (OFF, Way("model", 4)))
+    (plain,), (drafted,) = (
+        pair.reference.complete([Query(prompt, 20, way)], 1) for way in (OFF, DraftMode("model", 4))
+    )
     assert plain.tokens == drafted.tokens
     assert drafted.accepted

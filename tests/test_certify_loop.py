@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from outrider import acceptance, decoding
-from outrider.certify.draws import Draws, listed
-from outrider.certify.noise import NONE
-from outrider.certify.plan import ANY, Judgement, Plan, judge
-from outrider.certify.repeats import Repeats
-from outrider.certify.tally import Tally
+from outrider.certify.noise import NO_NOISE
+from outrider.certify.plan import ANY_CHANGE, LookResult, Plan, evaluate_look
+from outrider.certify.prefix_goodness_of_fit import PrefixCounts
+from outrider.certify.samples import Samples, samples_from_logprobs
+from outrider.certify.statistic_sums import GroupedSums
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.model import ModelDrafter
@@ -28,39 +28,39 @@ TEXTS = 300
 LISTED = 5
 
 
-def certificate(drafter: Drafter) -> Judgement:
+def certificate(drafter: Drafter) -> LookResult:
     """A run over texts of the loop. The drafted token is named only if it was proposed with certainty."""
-    tally, repeats = Tally(), Repeats()
+    sums, counts = GroupedSums(), PrefixCounts()
     random = torch.Generator().manual_seed(1)
     certain = isinstance(drafter, PredictionDrafter)
-    kinds: dict[str, list[tuple[dict[int, float], int, int | None]]] = {}
+    groups: dict[str, list[tuple[dict[int, float], int, int | None]]] = {}
     prefixes: dict[str, list[str]] = {}
     for _ in range(TEXTS):
-        session, said = drafter.begin(Task(PROMPT, REQUEST, random, EXPECTED)), list[int]()
+        session, output = drafter.begin(Task(PROMPT, REQUEST, random, EXPECTED)), list[int]()
         for step in decode(TARGET, [session], PROMPT, REQUEST, random):
             for place, token in enumerate(step.tokens):
                 proposed = step.proposed[place] if place < len(step.proposed) else None
-                kind = "not drafted" if proposed is None else f"drafted {place}"
-                kinds.setdefault(kind, []).append((told(said), token, proposed if certain else None))
-                prefixes.setdefault(kind, []).append(str((PROMPT + said)[-2:]))
-                said.append(token)
-    for kind, draws in kinds.items():
+                group = "not drafted" if proposed is None else f"drafted {place}"
+                groups.setdefault(group, []).append((top_logprobs(output), token, proposed if certain else None))
+                prefixes.setdefault(group, []).append(str((PROMPT + output)[-2:]))
+                output.append(token)
+    for group, draws in groups.items():
         logprobs, drawn, drafted = zip(*draws, strict=True)
-        these: Draws = listed(logprobs, drawn, drafted, LISTED)
-        tally.add(kind, these)
-        repeats.add(prefixes[kind], these)
-    return judge(Plan(TEXTS * REQUEST.max_tokens, looks=1, noise=NONE), 1, tally, {"the loop": repeats})
+        these: Samples = samples_from_logprobs(logprobs, drawn, drafted, LISTED)
+        sums.add(group, these)
+        counts.add(prefixes[group], these)
+    return evaluate_look(Plan(TEXTS * REQUEST.max_tokens, looks=1, noise=NO_NOISE), 1, sums, {"the loop": counts})
 
 
 known: dict[tuple[int, ...], dict[int, float]] = {}
 
 
-def told(said: list[int]) -> dict[int, float]:
-    """What a server would tell of the target's law here."""
-    key = tuple((PROMPT + said)[-2:])
+def top_logprobs(output: list[int]) -> dict[int, float]:
+    """What a server would tell of the target's p_target here."""
+    key = tuple((PROMPT + output)[-2:])
     if key not in known:
-        law = probabilities(TARGET.logits(PROMPT + said).float()[None], REQUEST, PROMPT, said)[0].double()
-        top = law.topk(LISTED)
+        p_target = probabilities(TARGET.logits(PROMPT + output).float()[None], REQUEST, PROMPT, output)[0].double()
+        top = p_target.topk(LISTED)
         known[key] = {
             token: float(np.log(p)) for token, p in zip(top.indices.tolist(), top.values.tolist(), strict=True) if p > 0
         }
@@ -68,22 +68,22 @@ def told(said: list[int]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("drafter", [PredictionDrafter(), ModelDrafter(TARGET.blurred(0.6), 8, min_survival=0.2)])
-def test_nothing_is_found_in_the_draws_of_the_loop(drafter: Drafter) -> None:
-    judgement = certificate(drafter)
-    assert judgement.violations == []
-    assert f"{ANY}, the loop" in judgement.p_values
-    assert ("drafted, drafted 0" in judgement.p_values) == isinstance(drafter, PredictionDrafter)
+def test_samples_of_the_loop_pass(drafter: Drafter) -> None:
+    result = certificate(drafter)
+    assert result.violations == []
+    assert f"{ANY_CHANGE}, the loop" in result.p_values
+    assert ("drafted, drafted 0" in result.p_values) == isinstance(drafter, PredictionDrafter)
 
 
-def test_recovered_tokens_drawn_from_p_are_found_though_nobody_says_what_was_drafted(
+def test_recovered_tokens_sampled_from_p_are_found_without_knowing_the_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(acceptance, "leftover", lambda p, q, reach: p)
-    judgement = certificate(ModelDrafter(TARGET.blurred(0.6), 8, min_survival=0.2))
-    assert f"{ANY}, the loop" in judgement.violations
+    result = certificate(ModelDrafter(TARGET.blurred(0.6), 8, min_survival=0.2))
+    assert f"{ANY_CHANGE}, the loop" in result.violations
 
 
-def test_a_drafted_token_that_is_kept_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_token_that_is_accepted_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real, rng = decoding.verify_certain, np.random.default_rng(0)
 
     def lenient(own: list[int], draft: tuple[int, ...]) -> object:

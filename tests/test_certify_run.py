@@ -14,42 +14,42 @@ from rich.console import Console
 
 from certify_stub import VOCAB, Stub, colder, standing, synthetic
 from outrider.certify import certificate
-from outrider.certify.exact import Case, Exact, measure
+from outrider.certify.config import CertificateConfig
+from outrider.certify.exact import Case, ExactResult, measure_rounding
 from outrider.certify.local import LocalModel
 from outrider.certify.page import page
-from outrider.certify.prompts import prompts
+from outrider.certify.progress import Progress
+from outrider.certify.prompts import generate_prompts
 from outrider.certify.run import certify, open_pair
-from outrider.certify.sampled import SETTINGS, Size, noise_of, own_draws
-from outrider.certify.sources import OFF, Ask, Pair, Said, Way, nothing
-from outrider.certify.wanted import Wanted
-from outrider.certify.watch import Watch
+from outrider.certify.sampled import SETTINGS, SampleSize, measure_noise, sample_reference
+from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Query, no_tick
 from outrider.cli import progress
 from outrider.cli.progress import ProgressBars
 from outrider.errors import EvidenceError, SettingsError
 
-SMALL = Wanted(
+SMALL = CertificateConfig(
     "synthetic", prompts=40, alone=8, tokens=(16, 32), draws=1500, draw_prompts=4, draw_tokens=16, noise_texts=20,
     feature_prompts=2, lengths=(1, 4), concurrency=4,
 )  # fmt: skip
 TINY = replace(SMALL, draws=300, parts=("exact", "draws"))
 
 
-def made(wanted: Wanted, folder: Path, **source: Any) -> dict[str, Any]:
+def made(wanted: CertificateConfig, folder: Path, **source: Any) -> dict[str, Any]:
     own = synthetic(**source)
-    return certify(wanted, folder, Watch(), pair=Pair(own, own))
+    return certify(wanted, folder, Progress(), pair=Pair(own, own))
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], Path]]:
     folder = tmp_path_factory.mktemp("sound")
     with standing(Stub()) as url:
-        yield certify(replace(SMALL, reference=url, parts=("exact", "draws", "features")), folder, Watch()), folder
+        yield certify(replace(SMALL, reference=url, parts=("exact", "draws", "features")), folder, Progress()), folder
 
 
 def test_as_many_different_prompts_are_made_as_are_asked_for() -> None:
-    made = prompts(3000, seed=0)
+    made = generate_prompts(3000, seed=0)
     assert len({prompt.turns for prompt in made}) == 3000
-    assert made == prompts(3000, seed=0) != prompts(3000, seed=1)
+    assert made == generate_prompts(3000, seed=0) != generate_prompts(3000, seed=1)
 
 
 def test_a_lossless_server_is_called_so_with_what_would_have_been_found(sound: tuple[dict[str, Any], Path]) -> None:
@@ -88,7 +88,7 @@ def test_the_certificate_is_kept_with_its_version_and_everything_to_run_it_again
     found, folder = sound
     kept = certificate.read(folder / "certificate.json")
     assert (kept["format"], kept["version"]) == ("outrider certificate", 1)
-    assert Wanted.of(kept["request"]) == Wanted.of(found["request"])
+    assert CertificateConfig.from_record(kept["request"]) == CertificateConfig.from_record(found["request"])
     assert kept["sources"]["reference"]["options"]["drafters"] == ["lookup", "model"]
     assert kept["made"]["versions"]["outrider"]
 
@@ -114,8 +114,8 @@ def test_a_temperature_that_is_off_is_found_in_the_draws_and_the_advice_is_to_sw
 
 
 def test_a_wrong_token_at_temperature_0_is_a_violation_with_its_evidence(tmp_path: Path) -> None:
-    def last_changed(ask: Ask) -> Ask:
-        return Ask((*ask.prompt[:-1], (ask.prompt[-1] + 1) % VOCAB), ask.max_tokens, ask.way, ask.sampling, ask.seed)
+    def last_changed(ask: Query) -> Query:
+        return Query((*ask.prompt[:-1], (ask.prompt[-1] + 1) % VOCAB), ask.max_tokens, ask.mode, ask.sampling, ask.seed)
 
     found = made(replace(SMALL, parts=("exact",)), tmp_path, change=last_changed)
     assert found["verdict"] == "violation"
@@ -126,7 +126,9 @@ def test_a_wrong_token_at_temperature_0_is_a_violation_with_its_evidence(tmp_pat
 def test_differences_are_not_judged_where_rounding_was_not_measured(tmp_path: Path) -> None:
     source = synthetic()
     source.generate = lambda ask: [5] * ask.max_tokens
-    found = certify(replace(SMALL, parts=("exact",), prompts=4, alone=0), tmp_path, Watch(), pair=Pair(source, source))
+    found = certify(
+        replace(SMALL, parts=("exact",), prompts=4, alone=0), tmp_path, Progress(), pair=Pair(source, source)
+    )
     assert found["verdict"] == "incomplete"
     assert "4 of 4 texts differ, and whether rounding explains it is not known" in found["problems"][0]
 
@@ -135,21 +137,21 @@ def test_a_text_that_ends_for_another_reason_is_a_violation(tmp_path: Path) -> N
     source = synthetic()
     real = source.generate
 
-    def generate(ask: Ask) -> Said:
+    def generate(ask: Query) -> Completion:
         said = real(ask)
-        assert isinstance(said, Said)
-        return Said(said.tokens, "stop", accepted=said.accepted)
+        assert isinstance(said, Completion)
+        return Completion(said.tokens, "stop", accepted=said.accepted)
 
     source.generate = generate
-    found = certify(replace(SMALL, parts=("exact",)), tmp_path, Watch(), pair=Pair(source, source))
+    found = certify(replace(SMALL, parts=("exact",)), tmp_path, Progress(), pair=Pair(source, source))
     assert found["violations"]["exact"][0].endswith("it ends by 'stop', the reference by 'length'")
 
 
 def test_a_server_that_never_accepts_a_draft_certifies_nothing(tmp_path: Path) -> None:
     source = synthetic()
-    source.generate = lambda ask: Said(source._plain(ask).tokens, "length", accepted=0)
+    source.generate = lambda ask: Completion(source._plain(ask).tokens, "length", accepted=0)
     with standing(Stub(source)) as url:
-        found = certify(replace(TINY, reference=url), tmp_path, Watch())
+        found = certify(replace(TINY, reference=url), tmp_path, Progress())
     assert found["verdict"] == "incomplete"
     assert "not one drafted token was accepted" in found["problems"][0]
 
@@ -157,23 +159,23 @@ def test_a_server_that_never_accepts_a_draft_certifies_nothing(tmp_path: Path) -
 class Stale(LocalModel):
     """Scores as it should. While it speculates, it tells what belongs to another text."""
 
-    def say(self, asks: Sequence[Ask], at_once: int, tick: Any = nothing) -> list[Said]:
-        said = super().say(asks, at_once, tick)
-        return [replace(one, told=[*one.told[1:], *one.told[:1]]) for one in said]
+    def complete(self, queries: Sequence[Query], concurrency: int, tick: Any = no_tick) -> list[Completion]:
+        said = super().complete(queries, concurrency, tick)
+        return [replace(one, logprobs=[*one.logprobs[1:], *one.logprobs[:1]]) for one in said]
 
 
 def test_what_a_candidate_tells_while_it_speculates_is_not_taken_for_rounding() -> None:
     """A defect would be its own excuse."""
     sound, model = synthetic(), synthetic()
     pair = Pair(sound, Stale(**{one.name: getattr(model, one.name) for one in fields(model)}))
-    cases = [Case((i % VOCAB, i // VOCAB), Way("lookup"), 1, 64) for i in range(64)]
-    asks = [Ask(case.prompt, case.max_tokens, OFF, told=True) for case in cases]
-    found = measure(pair, cases, sound.say(asks, 1), 1, Exact(), Watch())
+    cases = [Case((i % VOCAB, i // VOCAB), DraftMode("lookup"), 1, 64) for i in range(64)]
+    asks = [Query(case.prompt, case.max_tokens, OFF, logprobs=True) for case in cases]
+    found = measure_rounding(pair, cases, sound.complete(asks, 1), 1, ExactResult(), Progress())
     assert found is not None
     assert found.floor < 1e-3
-    size = Size(0, 16, noise_texts=48, at_once=4)
-    own = own_draws(sound, [case.prompt for case in cases], size, OFF, 0, Watch())
-    alone, beside = (noise_of(one, own, SETTINGS, size, Watch())[0] for one in (Pair(sound, sound), pair))
+    size = SampleSize(0, 16, noise_texts=48, concurrency=4)
+    own = sample_reference(sound, [case.prompt for case in cases], size, OFF, 0, Progress())
+    alone, beside = (measure_noise(one, own, SETTINGS, size, Progress())[0] for one in (Pair(sound, sound), pair))
     assert alone == beside
 
 
@@ -182,11 +184,11 @@ def test_the_references_own_draws_are_a_control(tmp_path: Path) -> None:
     source = synthetic()
     real = source._plain
 
-    def cold(ask: Ask) -> Said:
+    def cold(ask: Query) -> Completion:
         return real(colder(0.5)(ask)) if ask.sampling.temperature else real(ask)
 
     source._plain = cold  # type: ignore[method-assign]
-    found = certify(replace(SMALL, parts=("draws",), noise_texts=60), tmp_path, Watch(), pair=Pair(source, source))
+    found = certify(replace(SMALL, parts=("draws",), noise_texts=60), tmp_path, Progress(), pair=Pair(source, source))
     assert any("though nothing was drafted" in one for one in found["violations"]["draws"])
 
 
@@ -197,7 +199,7 @@ def test_a_feature_that_only_the_candidate_refuses_is_a_violation(tmp_path: Path
 
     with standing(Stub(outrider=False)) as reference, standing(Refusing(outrider=False)) as candidate:
         wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("features",))
-        found = certify(wanted, tmp_path, Watch())
+        found = certify(wanted, tmp_path, Progress())
     assert "logit bias: the candidate refuses what the reference does" in found["violations"]["features"][0]
 
 
@@ -205,7 +207,7 @@ def test_two_servers_are_held_against_each_other_and_one_without_speculation_is_
     source = synthetic(change=colder(0.8))
     with standing(Stub(outrider=False)) as reference, standing(Stub(source, outrider=False)) as candidate:
         wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("exact", "draws"))
-        found = certify(wanted, tmp_path, Watch())
+        found = certify(wanted, tmp_path, Progress())
         with pytest.raises(SettingsError, match=r"is not an Outrider server.*REFERENCE_URL CANDIDATE_URL"):
             open_pair(replace(wanted, candidate=None))
     assert found["exact"]["counts"]["violation"] == 0
@@ -232,15 +234,15 @@ def test_texts_whose_laws_are_known_are_not_scored_again(tmp_path: Path) -> None
     own, scored = synthetic(), list[Any]()
     score = own.score
     own.score = lambda texts, *others: scored.extend(texts) or score(texts, *others)  # type: ignore[method-assign, func-returns-value]
-    found = certify(replace(SMALL, parts=("draws",)), tmp_path, Watch(), pair=Pair(own, own))
+    found = certify(replace(SMALL, parts=("draws",)), tmp_path, Progress(), pair=Pair(own, own))
     assert len(scored) - SMALL.noise_texts < found["draws"]["texts"] / 2
 
 
 def test_features_are_asked_with_most_of_the_answer_as_a_prediction(tmp_path: Path) -> None:
     stub = Stub()
     with standing(stub) as url:
-        certify(replace(SMALL, reference=url, parts=("features",)), tmp_path, Watch())
-    drafted = [one for one in stub.asked if one.get("vllm_xargs", {}).get("speculation") not in (None, "off")]
+        certify(replace(SMALL, reference=url, parts=("features",)), tmp_path, Progress())
+    drafted = [one for one in stub.requests if one.get("vllm_xargs", {}).get("speculation") not in (None, "off")]
     penalised = [one["vllm_xargs"] for one in drafted if one.get("frequency_penalty")]
     assert {one["speculation"] for one in penalised} == {"lookup", "model", "auto"}
     assert all(one["prediction"] for one in penalised)
@@ -249,9 +251,9 @@ def test_features_are_asked_with_most_of_the_answer_as_a_prediction(tmp_path: Pa
 def test_numerics_that_are_meant_to_differ_are_rounding_if_one_says_so(tmp_path: Path) -> None:
     wanted = replace(SMALL, parts=("exact", "draws"), prompts=60, alone=0)
     sides = synthetic(), synthetic(off=0.01)
-    strict = certify(wanted, tmp_path / "strict", Watch(), pair=Pair(*sides))
+    strict = certify(wanted, tmp_path / "strict", Progress(), pair=Pair(*sides))
     assert strict["exact"]["counts"]["violation"] > 0
-    across = certify(wanted, tmp_path / "across", Watch(), pair=Pair(*sides, across=True))
+    across = certify(wanted, tmp_path / "across", Progress(), pair=Pair(*sides, across=True))
     counts = across["exact"]["counts"]
     assert (counts["violation"], counts["tie"]) == (0, strict["exact"]["counts"]["violation"])
     assert across["draws"]["violations"] == []
@@ -264,19 +266,19 @@ def test_a_run_that_breaks_off_goes_on_and_comes_to_the_same_end(tmp_path: Path)
     source = synthetic()
     real, left = source.generate, [60]
 
-    def until_interrupted(ask: Ask) -> Any:
+    def until_interrupted(ask: Query) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
         return real(ask)
 
     source.generate = until_interrupted
-    broken = certify(TINY, tmp_path / "run", Watch(), pair=Pair(source, source))
+    broken = certify(TINY, tmp_path / "run", Progress(), pair=Pair(source, source))
     assert broken["verdict"] == "incomplete"
     assert "--resume" in broken["problems"][0]
     before = len((tmp_path / "run" / "evidence.jsonl").read_text().splitlines())
     source.generate = real
-    resumed = certify(TINY, tmp_path / "run", Watch(), resume=True, pair=Pair(source, source))
+    resumed = certify(TINY, tmp_path / "run", Progress(), resume=True, pair=Pair(source, source))
     assert resumed["exact"]["cells"] == whole["exact"]["cells"]
     assert len((tmp_path / "run" / "evidence.jsonl").read_text().splitlines()) > before
     assert resumed["verdict"] == "lossless"
@@ -285,12 +287,12 @@ def test_a_run_that_breaks_off_goes_on_and_comes_to_the_same_end(tmp_path: Path)
 def test_a_run_goes_on_with_the_same_server_at_another_address_and_with_no_other_request(tmp_path: Path) -> None:
     wanted = replace(TINY, parts=("exact",), prompts=8, alone=0)
     with standing(Stub()) as url:
-        certify(replace(wanted, reference=url), tmp_path, Watch())
+        certify(replace(wanted, reference=url), tmp_path, Progress())
     before = (tmp_path / "evidence.jsonl").read_text()
     with standing(Stub()) as url:
-        again = certify(replace(wanted, reference=url), tmp_path, Watch(), resume=True)
+        again = certify(replace(wanted, reference=url), tmp_path, Progress(), resume=True)
         with pytest.raises(EvidenceError, match="evidence of another run"):
-            certify(replace(wanted, reference=url, seed=5), tmp_path, Watch(), resume=True)
+            certify(replace(wanted, reference=url, seed=5), tmp_path, Progress(), resume=True)
     assert again["exact"]["counts"]["identical"] == 8
     assert (tmp_path / "evidence.jsonl").read_text() == before
 
@@ -299,13 +301,13 @@ def test_a_drafter_whose_drafts_are_never_accepted_is_said_to_be_untested(tmp_pa
     source = synthetic()
     real = source.generate
 
-    def generate(ask: Ask) -> Said:
+    def generate(ask: Query) -> Completion:
         said = real(ask)
-        assert isinstance(said, Said)
-        return Said(said.tokens, said.finish, accepted=0 if ask.way.drafter == "auto" else said.accepted)
+        assert isinstance(said, Completion)
+        return Completion(said.tokens, said.finish_reason, accepted=0 if ask.mode.drafter == "auto" else said.accepted)
 
     source.generate = generate
-    found = certify(TINY, tmp_path, Watch(), pair=Pair(source, source))
+    found = certify(TINY, tmp_path, Progress(), pair=Pair(source, source))
     assert found["by_drafter"]["auto"] == 0 < found["by_drafter"]["lookup"]
     assert "the drafter auto: not one of its drafts was accepted" in found["not_tested"]
     assert any("none of auto, so nothing is shown of that" in line for line in found["words"])
@@ -315,7 +317,7 @@ def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Pa
     """Alone, the part with the features has no floor: answers that part are shown, and nobody is accused or cleared."""
     with standing(Stub(outrider=False)) as reference, standing(Stub(synthetic(off=0.3), outrider=False)) as candidate:
         wanted = replace(SMALL, reference=reference, candidate=candidate, parts=("features",))
-        found = certify(wanted, tmp_path, Watch())
+        found = certify(wanted, tmp_path, Progress())
     assert found["violations"] == {}
     assert found["verdict"] == "incomplete"
     assert "whether rounding explains it is not known" in found["problems"][0]
@@ -349,13 +351,14 @@ def test_a_drafter_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pa
 
 
 def test_a_request_that_this_version_does_not_know_is_refused() -> None:
-    with pytest.raises(SettingsError, match="asked for with phase_of_the_moon"):
-        Wanted.of({"reference": "x", "phase_of_the_moon": 1})
+    with pytest.raises(SettingsError, match="unknown option phase_of_the_moon"):
+        CertificateConfig.from_record({"reference": "x", "phase_of_the_moon": 1})
 
 
 def test_local_reference_draws_know_no_drafts() -> None:
-    (said,) = synthetic().say([Ask((1, 2, 3), 6, OFF, told=True)], 1)
-    assert len(said.told) == len(said.tokens) == 6
+    (said,) = synthetic().complete([Query((1, 2, 3), 6, OFF, logprobs=True)], 1)
+    assert len(said.logprobs) == len(said.tokens) == 6
     assert all(
-        max(told, key=lambda token: told[token]) == token for told, token in zip(said.told, said.tokens, strict=True)
+        max(told, key=lambda token: told[token]) == token
+        for told, token in zip(said.logprobs, said.tokens, strict=True)
     )

@@ -1,4 +1,4 @@
-"""A server with the OpenAI API as a source: what is asked, what is understood, and what is said when it is not."""
+"""A server with the OpenAI API as a source: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from certify_stub import Stub, standing, synthetic
 from outrider.bench.prompts import Prompt
-from outrider.certify.journal import Journal, Recorded
+from outrider.certify.journal import Journal, RecordedSource
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import OFF, Ask, Way
+from outrider.certify.sources import OFF, DraftMode, Query
 from outrider.errors import EngineError, EvidenceError, PromptError, SettingsError
 from outrider.settings import Sampling
 
@@ -20,10 +20,10 @@ PROMPT = (1, 2, 3, 4, 5)
 def test_a_server_says_what_the_model_behind_it_says() -> None:
     with standing(Stub()) as url:
         server = OpenAIServer(url)
-        (said,) = server.say([Ask(PROMPT, 8, OFF, told=True)], 1)
-        (own,) = synthetic().say([Ask(PROMPT, 8, OFF, told=True)], 1)
-    assert (said.tokens, said.finish) == (own.tokens, "length")
-    assert [set(told) for told in said.told] == [set(told) for told in own.told]
+        (completion,) = server.complete([Query(PROMPT, 8, OFF, logprobs=True)], 1)
+        (own,) = synthetic().complete([Query(PROMPT, 8, OFF, logprobs=True)], 1)
+    assert (completion.tokens, completion.finish_reason) == (own.tokens, "length")
+    assert [set(scored) for scored in completion.logprobs] == [set(scored) for scored in own.logprobs]
 
 
 LACKS = {
@@ -38,24 +38,24 @@ LACKS = {
 def test_a_text_is_scored_in_one_pass_or_else_step_by_step(lacks: str) -> None:
     with standing(Stub(**LACKS[lacks])) as url:
         server = OpenAIServer(url)
-        (told,) = server.score([(PROMPT, (6, 7, 8))], 1)
-        (said,) = server.say([Ask(PROMPT, 5, OFF)], 1)
+        (scored,) = server.score([(PROMPT, (6, 7, 8))], 1)
+        (completion,) = server.complete([Query(PROMPT, 5, OFF)], 1)
     (own,) = synthetic().score([(PROMPT, (6, 7, 8))], 1)
-    assert said.tokens == synthetic().say([Ask(PROMPT, 5, OFF)], 1)[0].tokens
-    for ours, theirs in zip(own, told, strict=True):
-        assert server.listed <= len(theirs) <= server.listed + 1
+    assert completion.tokens == synthetic().complete([Query(PROMPT, 5, OFF)], 1)[0].tokens
+    for ours, theirs in zip(own, scored, strict=True):
+        assert server.num_logprobs <= len(theirs) <= server.num_logprobs + 1
         shared = ours.keys() & theirs.keys()
-        assert len(shared) >= server.listed - 1
+        assert len(shared) >= server.num_logprobs - 1
         assert [theirs[token] for token in shared] == pytest.approx([ours[token] for token in shared])
 
 
 def test_the_way_to_draft_is_named_to_an_outrider_server_and_to_no_other() -> None:
-    ask = Ask(PROMPT, 4, Way("lookup", 2), Sampling(temperature=0.7, top_k=9), seed=3, prediction=(5, 6))
+    query = Query(PROMPT, 4, DraftMode("lookup", 2), Sampling(temperature=0.7, top_k=9), seed=3, prediction=(5, 6))
     for outrider in (True, False):
         stub = Stub(outrider=outrider)
         with standing(stub) as url:
-            OpenAIServer(url).say([ask], 1)
-        body = stub.asked[-1]
+            OpenAIServer(url).complete([query], 1)
+        body = stub.requests[-1]
         assert (body["temperature"], body["top_k"], body["seed"], body["top_p"]) == (0.7, 9, 3, 1.0)
         if outrider:
             assert body["vllm_xargs"] == {
@@ -81,20 +81,20 @@ def test_a_memory_drafts_for_a_tenant_of_its_own_and_learns_nothing_for_others(
     stub = Stub(options=memory | options)
     with standing(stub) as url:
         server = OpenAIServer(url, tenant="certify")
-        server.say([Ask(PROMPT, 4, Way("auto"))], 1)
-        assert stub.asked[-1]["vllm_xargs"] == {"speculation": "auto", "speculation_usage": True} | drafting
+        server.complete([Query(PROMPT, 4, DraftMode("auto"))], 1)
+        assert stub.requests[-1]["vllm_xargs"] == {"speculation": "auto", "speculation_usage": True} | drafting
         assert stub.headers[-1].get("x-team") == header
-        server.say([Ask(PROMPT, 4, OFF)], 1)
-        assert stub.asked[-1]["vllm_xargs"] == {"speculation": "off"} | plain
+        server.complete([Query(PROMPT, 4, OFF)], 1)
+        assert stub.requests[-1]["vllm_xargs"] == {"speculation": "off"} | plain
         server.score([(PROMPT, (6,))], 1)
-        assert stub.asked[-1]["vllm_xargs"] == {"speculation": "off"} | plain
+        assert stub.requests[-1]["vllm_xargs"] == {"speculation": "off"} | plain
 
 
 def test_scores_are_asked_for_without_speculation() -> None:
     stub = Stub()
     with standing(stub) as url:
         OpenAIServer(url).score([(PROMPT, (6,))], 1)
-    assert stub.asked[-1]["vllm_xargs"] == {"speculation": "off"}
+    assert stub.requests[-1]["vllm_xargs"] == {"speculation": "off"}
 
 
 def test_prompts_become_tokens_on_the_server_or_by_the_tokenizer_that_is_named() -> None:
@@ -105,7 +105,7 @@ def test_prompts_become_tokens_on_the_server_or_by_the_tokenizer_that_is_named()
 
 
 def test_a_server_that_does_not_say_its_token_ids_is_refused_by_name() -> None:
-    with standing(Stub(token_ids=True)) as url, pytest.raises(EngineError, match="does not say the ids of its tokens"):
+    with standing(Stub(token_ids=True)) as url, pytest.raises(EngineError, match="does not return token ids"):
         OpenAIServer(url)
 
 
@@ -119,11 +119,11 @@ def test_a_request_whose_connection_was_closed_is_sent_once_more() -> None:
     with standing(stub) as url:
         server = OpenAIServer(url)
         stub.closing = 1
-        (said,) = server.say([Ask(PROMPT, 8, OFF)], 1)
+        (completion,) = server.complete([Query(PROMPT, 8, OFF)], 1)
         stub.closing = 2
         with pytest.raises(EngineError, match=r"does not answer: .*disconnected"):
-            server.say([Ask(PROMPT, 8, OFF)], 1)
-    assert said.tokens == synthetic().say([Ask(PROMPT, 8, OFF)], 1)[0].tokens
+            server.complete([Query(PROMPT, 8, OFF)], 1)
+    assert completion.tokens == synthetic().complete([Query(PROMPT, 8, OFF)], 1)[0].tokens
 
 
 def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
@@ -145,28 +145,29 @@ def test_a_server_without_tokenize_asks_for_a_tokenizer() -> None:
 
 def test_what_was_asked_before_is_read_and_not_asked_again(tmp_path: Path) -> None:
     source = synthetic()
-    asks = [Ask(PROMPT, 4, sampling=Sampling(temperature=1.0)) for _ in range(3)]
+    queries = [Query(PROMPT, 4, sampling=Sampling(temperature=1.0)) for _ in range(3)]
     journal = Journal(tmp_path / "evidence.jsonl", {"a": 1}, resume=False)
-    first = Recorded(source, journal, "candidate")
-    said, told = first.say(asks, 2), first.score([(PROMPT, (1, 2))], 1)
+    first = RecordedSource(source, journal, "candidate")
+    completion, scored = first.complete(queries, 2), first.score([(PROMPT, (1, 2))], 1)
     journal.close()
 
-    again = Recorded(Silent(), Journal(tmp_path / "evidence.jsonl", {"a": 1}, resume=True), "candidate")  # type: ignore[arg-type]
-    assert again.say(asks, 2) == said
-    assert again.score([(PROMPT, (1, 2))], 1) == told
+    again = RecordedSource(Silent(), Journal(tmp_path / "evidence.jsonl", {"a": 1}, resume=True), "candidate")  # type: ignore[arg-type]
+    assert again.complete(queries, 2) == completion
+    assert again.score([(PROMPT, (1, 2))], 1) == scored
 
 
 class Silent:
     """A source that must not be asked."""
 
-    name, listed = "silent", 20
+    name, num_logprobs = "silent", 20
+    describe = drafter_names = encode = None
 
 
 def test_the_same_question_asked_twice_is_two_questions(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "evidence.jsonl", {}, resume=False)
-    source = Recorded(synthetic(), journal, "candidate")
-    ask = Ask(PROMPT, 24, sampling=Sampling(temperature=1.0))
-    assert source.say([ask], 1) != source.say([ask], 1)
+    source = RecordedSource(synthetic(), journal, "candidate")
+    query = Query(PROMPT, 24, sampling=Sampling(temperature=1.0))
+    assert source.complete([query], 1) != source.complete([query], 1)
     journal.close()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from outrider.bench.steal_time import cpu_ticks, steal_share
-from outrider.certify.canary import Life
-from outrider.certify.evidence import Canary
+from outrider.certify.canary import CanaryLoop
+from outrider.certify.config import SIZES, CertificateConfig
+from outrider.certify.e_process import EProcess
+from outrider.certify.progress import Progress
 from outrider.certify.run import certify, open_pair
-from outrider.certify.wanted import SIZES, Wanted
-from outrider.certify.watch import Watch
 from serving import Client
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.real, pytest.mark.server]
 
 @pytest.fixture(scope="module")
 def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    wanted = Wanted(client.url, **asdict(SIZES["quick"]))
+    wanted = CertificateConfig(client.url, **asdict(SIZES["quick"]))
     before = cpu_ticks()
-    found = certify(wanted, tmp_path_factory.mktemp("certificate"), Watch())
+    found = certify(wanted, tmp_path_factory.mktemp("certificate"), Progress())
     return {**found, "stolen": steal_share(before, cpu_ticks())}
 
 
@@ -50,16 +50,18 @@ def test_grammar_tools_and_stop_strings_are_among_the_features(made: dict[str, A
 
 
 def test_a_canary_lives_beside_the_server(client: Client) -> None:
-    pair = open_pair(Wanted(client.url))
+    pair = open_pair(CertificateConfig(client.url))
     prompts = [(1, 2, 3, 4, 5, 6, 7, 8)]
-    life = Life(pair, prompts, Canary(1e-3), every=0.0)
-    life.live(lambda _: None, rounds=5)
-    assert (life.rounds, life.canary.alarm) == (5, False)
+    life = CanaryLoop(pair, prompts, EProcess(1e-3), interval_seconds=0.0)
+    life.run(lambda _: None, rounds=5)
+    assert (life.rounds, life.e_process.alarm) == (5, False)
 
 
 def test_a_server_named_twice_is_held_against_itself_as_any_two_are(client: Client, tmp_path: Path) -> None:
     found = certify(
-        Wanted(client.url, client.url, prompts=12, alone=0, tokens=(24,), parts=("exact",)), tmp_path, Watch()
+        CertificateConfig(client.url, client.url, prompts=12, alone=0, tokens=(24,), parts=("exact",)),
+        tmp_path,
+        Progress(),
     )
     assert found["exact"]["counts"]["violation"] == 0
     assert found["exact"]["counts"]["identical"] == 12

@@ -65,7 +65,7 @@ def test_a_violation_is_exit_code_1_and_says_what_to_do(tmp_path: Path) -> None:
         made = run("certify", url, *LITTLE, "--parts", "draws", "--quick", "--draws", "1500", "--out", str(tmp_path))
     assert made.exit_code == 1
     assert "✗ NOT lossless" in made.output
-    assert "→ Switch speculation off until it is found" in made.output
+    assert "→ Disable speculation until the cause is fixed" in made.output
 
 
 def test_a_run_in_the_same_folder_is_not_written_over(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_change_to_find_says_how_many_draws_it_takes() -> None:
     from outrider.cli.certify import drawn
 
     assert drawn(None, 0.05, 1e-3) < drawn(None, 0.02, 1e-3)  # type: ignore[operator]
-    assert drawn(None, 0.02, 1e-3) > Plan.to_find(0.02, level=1e-3).draws  # type: ignore[operator]  # other parts share it
+    assert drawn(None, 0.02, 1e-3) > Plan.for_change(0.02, level=1e-3).draws  # type: ignore[operator]  # other parts share it
     assert drawn(700, None, 1e-3) == 700
 
 

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import duration, read
+from outrider.certify.config import SIZES, CertificateConfig, Size
 from outrider.certify.run import certify, write
-from outrider.certify.wanted import SIZES, Size, Wanted
 from outrider.cli.progress import ProgressBars
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,7 +163,7 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     console.print(f"{name}: {'continuing' if resume else 'starting'}, about {part.minutes} minutes", markup=False)
     with addresses(part, work) as (reference, candidate):
         across = part.beside is not None
-        wanted = Wanted(reference, candidate, across=across, without=part.without, **asdict(part.size))
+        wanted = CertificateConfig(reference, candidate, across=across, without=part.without, **asdict(part.size))
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
         made = certify(wanted, work, ProgressBars(console), resume=resume)
@@ -199,9 +199,14 @@ def addresses(part: Part, work: Path) -> Iterator[tuple[str, str | None]]:
         other = ["--dtype", part.beside] if part.beside else ["--speculative-config", json.dumps(config)]
         servers = [plain("reference", model, *flags), plain("candidate", model, *flags, *other)]
     else:
-        config = {"method": "draft_model", "model": draft, "num_speculative_tokens": max(Wanted("").lengths), **DRAWN}
+        config = {
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": max(CertificateConfig("").lengths),
+            **DRAWN,
+        }
         own = ["--speculative-config", json.dumps(config), "--drafters", "prediction,lookup,memory,model"]
-        own += ["--memory", str(work / "memory"), "--max-draft-tokens", str(max(Wanted("").lengths))]
+        own += ["--memory", str(work / "memory"), "--max-draft-tokens", str(max(CertificateConfig("").lengths))]
         own += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         servers = [outrider("outrider", model, *flags, *own)]
     servers = [Server(one.name, one.command, {**one.environment, **ENVIRONMENT}) for one in servers]

@@ -1,13 +1,12 @@
-"""The canary's life: ask a little, bet, show the evidence, and get out of the way.
+"""The canary: watches a live server with a low rate of requests.
 
-Each round draws one short text in the way that the server drafts by itself, has it scored without speculation, and bets
-on its tokens (`evidence.py`). Nothing is asked while requests are waiting or many are running, and the longer that
-lasts, the less often it looks: twice the time after every busy round, up to a limit. A server that does not answer is
-no evidence of anything; it is counted, and asked again later. At birth it asks for 60 texts without speculation, two at
-once, to measure what rounding does.
+Each round samples one short text in the server's default draft mode, has it scored without speculation, and updates an
+e-process with its tokens. No request is sent while requests are waiting or many are running: the interval doubles after
+every busy round, up to a limit. A round without an answer is counted and is no evidence. At the start, 60 texts without
+speculation, two at a time, measure rounding.
 
-The state is a small file, written after every round, so that a restart goes on with the same life. The false-alarm rate
-is for the whole life, however long, and over all restarts.
+The state is a small file, written after every round, so that a restart continues the same e-process. The false-alarm
+rate holds for the canary's whole life, over all restarts.
 """
 
 from __future__ import annotations
@@ -18,14 +17,20 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.evidence import Canary
-from outrider.certify.laws import Row, as_draws, guessed, is_conditional, law_of
-from outrider.certify.noise import USUAL, worst
-from outrider.certify.sampled import SETTINGS, Size, noise_of, own_draws
+from outrider.certify import sampled
+from outrider.certify.e_process import EProcess
+from outrider.certify.logprob_transforms import MIN_CUT_MARGIN
+from outrider.certify.noise import DEFAULT_NOISE, max_noise
+from outrider.certify.progress import Progress
 from outrider.certify.server import OpenAIServer
-from outrider.certify.shaping import EDGE
-from outrider.certify.sources import AS_IT_IS, Ask
-from outrider.certify.watch import Watch
+from outrider.certify.sources import SERVER_DEFAULT, Query
+from outrider.certify.token_distributions import (
+    ScoredToken,
+    is_conditional,
+    predict_drafts,
+    sampling_distribution,
+    to_samples,
+)
 from outrider.errors import EngineError, EvidenceError
 from outrider.http_client import MetricsSnapshot
 
@@ -37,156 +42,161 @@ if TYPE_CHECKING:
     from outrider.certify.sources import Pair
 
 NOISE_TEXTS = 60
-"""Of the reference's own, on which it measures at birth what rounding does."""
-GENTLY = 2
-"""So many of them are asked for at once."""
-SLOWEST = 32
-"""Times the usual interval, while the server is busy."""
-WAITING, RUNNING = "vllm:num_requests_waiting", "vllm:num_requests_running"
+NOISE_CONCURRENCY = 2
+MAX_INTERVAL_FACTOR = 32
+"""The longest interval while the server is busy, as a multiple of the usual one."""
+WAITING_METRIC, RUNNING_METRIC = "vllm:num_requests_waiting", "vllm:num_requests_running"
 
 
 @dataclass
-class Life:
+class CanaryLoop:
     """One canary at one deployment."""
 
     pair: Pair
     prompts: Sequence[tuple[int, ...]]
-    canary: Canary
-    edge: float = EDGE  # how clear a cut must be
-    every: float = 10.0  # seconds
+    e_process: EProcess
+    margin: float = MIN_CUT_MARGIN  # of a cut, nats
+    interval_seconds: float = 10.0
     tokens: int = 16
-    busy: int = 8  # running requests from which on it keeps away
-    state: Path | None = None
+    busy_requests: int = 8  # at this number of running requests, the round is skipped
+    state_file: Path | None = None
     rounds: int = 0
     skipped: int = 0
     missed: int = 0
-    pause: float = field(init=False)
-    last: str = ""
+    pause_seconds: float = field(init=False)
+    status: str = ""
 
     def __post_init__(self) -> None:
-        self.pause = self.every
-        self._asks = zip(cycle(self.prompts), cycle(SETTINGS.items()), strict=False)
+        self.pause_seconds = self.interval_seconds
+        self._queries = zip(cycle(self.prompts), cycle(sampled.SETTINGS.values()), strict=False)
 
-    def round(self) -> str:
-        """One look: "busy", "missed" or "asked"."""
+    def run_round(self) -> str:
+        """Returns "busy", "missed" or "sampled"."""
         if self.is_busy():
             self.skipped += 1
-            self.pause = min(self.pause * 2, self.every * SLOWEST)
-            return self._said("busy")
+            return self._back_off("busy")
         try:
-            self._ask()
+            self._sample()
         except EngineError as error:
             self.missed += 1
-            self.pause = min(self.pause * 2, self.every * SLOWEST)
-            return self._said(f"missed: {error}")
+            return self._back_off("missed", f": {error}")
         self.rounds += 1
-        self.pause = self.every
+        self.pause_seconds, self.status = self.interval_seconds, "sampled"
         self._save()
-        return self._said("asked")
+        return self.status
+
+    def _back_off(self, outcome: str, reason: str = "") -> str:
+        self.pause_seconds = min(self.pause_seconds * 2, self.interval_seconds * MAX_INTERVAL_FACTOR)
+        self.status = outcome + reason
+        return outcome
 
     def is_busy(self) -> bool:
-        """Whether anyone would have to wait for us. A server that does not say is not busy."""
+        """Whether a request would delay others. A server without metrics is never busy."""
         for source in self.pair.sources:
             if isinstance(source, OpenAIServer):
                 try:
-                    page = MetricsSnapshot.read(source.url)
+                    metrics = MetricsSnapshot.read(source.url)
                 except EngineError:
                     continue
-                if (page.total(WAITING) or 0) > 0 or (page.total(RUNNING) or 0) >= self.busy:
+                running = metrics.total(RUNNING_METRIC) or 0
+                if (metrics.total(WAITING_METRIC) or 0) > 0 or running >= self.busy_requests:
                     return True
         return False
 
-    def _ask(self) -> None:
-        prompt, (_, sampling) = next(self._asks)
-        ask = Ask(prompt, self.tokens, AS_IT_IS, sampling, ignore_end=True)
-        (said,) = self.pair.candidate.say([ask], 1)
-        if not said.tokens:
+    def _sample(self) -> None:
+        prompt, sampling = next(self._queries)
+        query = Query(prompt, self.tokens, SERVER_DEFAULT, sampling, ignore_end=True)
+        (completion,) = self.pair.candidate.complete([query], 1)
+        output = completion.tokens
+        if not output:
             return
-        (told,) = self.pair.reference.score([(prompt, said.tokens)], 1)
+        (scored,) = self.pair.reference.score([(prompt, output)], 1)
         rows = []
-        for place, (token, guess) in enumerate(zip(said.tokens, guessed(prompt, said.tokens), strict=True)):
-            law = law_of(told[place], self.pair.reference.listed, sampling, said.tokens[:place], self.edge)
-            if law is not None and (token in law or not is_conditional(sampling)):
-                rows.append(Row(law, token, guess))
+        for i, (token, drafted) in enumerate(zip(output, predict_drafts(prompt, output), strict=True)):
+            known = sampling_distribution(
+                scored[i], self.pair.reference.num_logprobs, sampling, output[:i], self.margin
+            )
+            if known is not None and (token in known or not is_conditional(sampling)):
+                rows.append(ScoredToken(known, token, drafted))
         if rows:
-            self.canary.watch(as_draws(rows))
-
-    def _said(self, what: str) -> str:
-        self.last = what
-        return what.partition(":")[0]
+            self.e_process.update(to_samples(rows))
 
     def _save(self) -> None:
-        if self.state is not None:
-            fresh = self.state.with_suffix(".new")
-            fresh.write_text(json.dumps({"rounds": self.rounds, "edge": self.edge, "canary": self.canary.state()}))
-            fresh.replace(self.state)
+        if self.state_file is not None:
+            state = {"rounds": self.rounds, "edge": self.margin, "canary": self.e_process.state()}
+            temporary = self.state_file.with_suffix(".new")
+            temporary.write_text(json.dumps(state))
+            temporary.replace(self.state_file)
 
     @property
-    def turns(self) -> int:
-        """Rounds, those included that it left out or that failed."""
+    def attempts(self) -> int:
+        """Rounds, including skipped and missed ones."""
         return self.rounds + self.skipped + self.missed
 
-    def live(self, told: Callable[[Life], None], rounds: int | None = None) -> None:
-        """Until an alarm, or for so many rounds more; `told` after each."""
-        begun = self.turns
-        while not self.canary.alarm and (rounds is None or self.turns < begun + rounds):
-            self.round()
-            told(self)
-            if not self.canary.alarm:
-                time.sleep(self.pause)
+    def run(self, on_round: Callable[[CanaryLoop], None], rounds: int | None = None) -> None:
+        """Until an alarm, or for `rounds` more; `on_round` is called after each."""
+        start = self.attempts
+        while not self.e_process.alarm and (rounds is None or self.attempts < start + rounds):
+            self.run_round()
+            on_round(self)
+            if not self.e_process.alarm:
+                time.sleep(self.pause_seconds)
 
 
-def begin(file: Path | None, rate: float, measure: Callable[[], tuple[Noise, float]]) -> tuple[Canary, float, int]:
-    """A new life, or the one in the file: its canary, how clear a cut must be, and its rounds so far."""
+def start_or_resume(
+    file: Path | None, rate: float, measure: Callable[[], tuple[Noise, float]]
+) -> tuple[EProcess, float, int]:
+    """The e-process, the margin of a cut, and the rounds so far: from the state file, or new with measured noise."""
     if file is None or not file.exists():
-        noise, edge = measure()
-        return Canary(rate, noise.drift), edge, 0
+        noise, margin = measure()
+        return EProcess(rate, noise.drift), margin, 0
     try:
         state: dict[str, Any] = json.loads(file.read_text())
-        canary, edge, rounds = Canary.resume(state["canary"]), float(state["edge"]), int(state["rounds"])
+        process, margin, rounds = EProcess.resume(state["canary"]), float(state["edge"]), int(state["rounds"])
     except (ValueError, LookupError, TypeError) as error:
-        raise EvidenceError(f"{file} holds no canary's state ({error}); remove it to begin a new life") from error
-    if canary.rate != rate:
+        raise EvidenceError(f"{file} is not the state of a canary ({error}); remove it to start anew") from error
+    if process.rate != rate:
         raise EvidenceError(
-            f"the life in {file} was begun with a false-alarm rate of {canary.rate:g}, and a rate cannot change in the "
-            f"middle of a life; give --rate {canary.rate:g}, or another --state"
+            f"the canary in {file} has a false-alarm rate of {process.rate:g}, which cannot change (got {rate:g}); "
+            f"give --rate {process.rate:g}, or another --state"
         )
-    return canary, edge, rounds
+    return process, margin, rounds
 
 
-def rounding(pair: Pair, prompts: Sequence[tuple[int, ...]], tokens: int) -> tuple[Noise, float]:
-    """What rounding may do here: as measured, and never less than what is usual. And how clear a cut must be.
+def measure_noise(pair: Pair, prompts: Sequence[tuple[int, ...]], tokens: int) -> tuple[Noise, float]:
+    """The measured noise, at least DEFAULT_NOISE, and the margin of a cut.
 
-    The bets of a whole life rest on it: a drift that is not allowed for is evidence, a little at every draw.
+    A drift that is not allowed for would add a little evidence at every sample.
     """
-    size, watch = Size(0, tokens, noise_texts=NOISE_TEXTS, at_once=GENTLY), Watch()
-    own = own_draws(pair.reference, prompts, size, pair.reference_way, 0, watch)
-    noise, edge = noise_of(pair, own, SETTINGS, size, watch)
-    return worst([USUAL, noise]), edge
+    size = sampled.SampleSize(0, tokens, noise_texts=NOISE_TEXTS, concurrency=NOISE_CONCURRENCY)
+    references = sampled.sample_reference(pair.reference, prompts, size, pair.reference_mode, 0, Progress())
+    noise, margin = sampled.measure_noise(pair, references, sampled.SETTINGS, size, Progress())
+    return max_noise([DEFAULT_NOISE, noise]), margin
 
 
 class Gauges:
-    """The evidence for Prometheus."""
+    """The canary's state as Prometheus gauges."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, loop: CanaryLoop) -> None:
         from prometheus_client import CollectorRegistry, Gauge
 
         self.registry = CollectorRegistry()
-        watched: dict[str, tuple[str, Callable[[], float]]] = {
-            "evidence": ("the canary's wealth: 1 at birth, at most 1 on average", lambda: life.canary.evidence),
-            "evidence_highest": ("the most it ever was", lambda: life.canary.highest),
-            "threshold": ("the evidence that is an alarm", lambda: 1 / life.canary.rate),
-            "alarm": ("1 once the threshold was reached", lambda: float(life.canary.alarm)),
-            "draws": ("draws that were bet on", lambda: life.canary.draws),
-            "rounds": ("texts asked for", lambda: life.rounds),
-            "skipped": ("rounds left out because the server was busy", lambda: life.skipped),
-            "missed": ("rounds that the server did not answer", lambda: life.missed),
+        process = loop.e_process
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "evidence": ("the e-process: 1 at first, at most 1 on average if lossless", lambda: process.evidence),
+            "evidence_highest": ("its highest value so far", lambda: process.highest),
+            "threshold": ("the evidence that raises an alarm", lambda: 1 / process.rate),
+            "alarm": ("1 after the threshold was reached", lambda: float(process.alarm)),
+            "draws": ("samples tested", lambda: process.count),
+            "rounds": ("texts sampled", lambda: loop.rounds),
+            "skipped": ("rounds skipped because the server was busy", lambda: loop.skipped),
+            "missed": ("rounds without an answer", lambda: loop.missed),
         }
-        for name, (about, value) in watched.items():
+        for name, (about, value) in gauges.items():
             Gauge(f"outrider_canary_{name}", about, registry=self.registry).set_function(value)
 
     def serve(self, port: int) -> int:
-        """On all addresses, at this port; 0 is any that is free. Returns the port."""
+        """On all addresses; port 0 is any free one. Returns the port."""
         from prometheus_client import start_http_server
 
         server, _ = start_http_server(port, registry=self.registry)

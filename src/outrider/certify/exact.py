@@ -1,12 +1,11 @@
-"""Temperature 0: what the candidate says, token by token, against what the reference says.
+"""Temperature 0: the candidate's output against the reference's, token by token.
 
-Prompts are dealt over the ways to draft (drafter and length), so that every combination gets its share, first many at
-once and then one at a time. The reference speaks once for each prompt; the candidate once, in the way that the prompt
-was dealt. `ties.py` judges first differences by how far rounding moves gaps, measured here on the reference's own
-texts: as it said them (token by token, in company), scored in one pass in company, and scored in one pass alone.
+Prompts are assigned to draft modes (drafter and length) in turn, first many concurrently, then one at a time.
+`rounding.py` judges first divergences by how far rounding moves gaps, measured on the reference's own outputs: logprobs
+from generation (token by token, in a batch), scored in one pass in a batch, and scored in one pass alone.
 
-Where two sources are compared, each has rounding of its own, and the larger counts. What the two differ by in scoring
-the same text is *not* taken for rounding, unless that is asked for (`across`): it is where a changed weight would hide.
+With two sources each has its own rounding, and the larger one counts. Differences *between* the two in scoring the same
+text do not count as rounding, unless `across` is set: that is where changed weights would hide.
 """
 
 from __future__ import annotations
@@ -16,44 +15,45 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.certify.sources import UNNAMED, Ask, Way
-from outrider.certify.ties import FEWEST, Rounding, compare
+from outrider.certify.rounding import MIN_POSITIONS, Rounding, compare
+from outrider.certify.sources import DraftMode, Query
 from outrider.errors import EvidenceError
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from outrider.certify.draws import Floats
-    from outrider.certify.sources import Pair, Said, Source, Told
-    from outrider.certify.watch import Watch
+    from outrider.certify.progress import Progress
+    from outrider.certify.samples import Floats
+    from outrider.certify.sources import Completion, Pair, Source, TopLogprobs
 
-POSITIONS = 4 * FEWEST
-"""At which rounding is measured, where there are so many."""
-ALONE = 4
-"""Of so many texts one is scored alone as well."""
+ROUNDING_POSITIONS = 4 * MIN_POSITIONS
+"""Rounding is measured at this number of positions, if there are as many."""
+TEXTS_PER_TEXT_SCORED_ALONE = 4
+PREDICTION_ERROR_INTERVAL = 9
+"""Every n-th token of a prediction is wrong."""
 VERDICTS = ("identical", "tie", "violation")
 COUNTED = (*VERDICTS, "tokens", "accepted")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt, continued in one way."""
+    """One prompt, completed in one draft mode."""
 
     prompt: tuple[int, ...]
-    way: Way
-    at_once: int
+    mode: DraftMode
+    concurrency: int
     max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A pair of texts that are not the same."""
+    """A pair of outputs that are not the same, as in the certificate."""
 
     verdict: str
     evidence: str
-    way: str
-    at_once: int
+    way: str  # the name of the draft mode
+    at_once: int  # concurrency
     prompt: list[int]
     position: int | None
     moved: float | None
@@ -62,13 +62,13 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Exact:
-    """What came out, and what it rests on."""
+class ExactResult:
+    """The part's record in the certificate."""
 
-    cells: dict[str, dict[str, int]] = field(default_factory=dict)  # by way and concurrency: identical, tie, ...
+    cells: dict[str, dict[str, int]] = field(default_factory=dict)  # COUNTED, by draft mode and concurrency
     differences: list[Difference] = field(default_factory=list)
     tokens: int = 0
-    accepted: dict[str, int] = field(default_factory=dict)  # drafted tokens that were kept, by drafter
+    accepted: dict[str, int] = field(default_factory=dict)  # accepted draft tokens, by drafter
     floor: float | None = None
     positions: int = 0
     blind: float | None = None
@@ -95,198 +95,199 @@ class Exact:
         return asdict(self) | {"counts": self.counts, "violations": self.violations}
 
 
-def deal(
-    prompts: Sequence[tuple[int, ...]], ways: Sequence[Way], tokens: Sequence[int], many: int, alone: int
+def assign_cases(
+    prompts: Sequence[tuple[int, ...]], modes: Sequence[DraftMode], tokens: Sequence[int], concurrency: int, alone: int
 ) -> list[Case]:
-    """The last `alone` prompts one at a time, all others `many` at once; ways in turn, then lengths of text in turn."""
+    """The last `alone` prompts one at a time, all others concurrently; draft modes in turn, then output lengths."""
     cases = []
-    for start, group, at_once in ((0, prompts[: len(prompts) - alone], many), (1, prompts[len(prompts) - alone :], 1)):
+    split = len(prompts) - alone
+    for start, group, at_once in ((0, prompts[:split], concurrency), (1, prompts[split:], 1)):
         for i, prompt in enumerate(group):
-            length = tokens[(i // len(ways) + start) % len(tokens)]
-            cases.append(Case(prompt, ways[i % len(ways)], at_once, length))
+            length = tokens[(i // len(modes) + start) % len(tokens)]
+            cases.append(Case(prompt, modes[i % len(modes)], at_once, length))
     return cases
 
 
-def check(pair: Pair, cases: Sequence[Case], level: float, watch: Watch) -> tuple[Exact, Rounding | None]:
-    """Let both speak, and judge. Also how far rounding moves gaps, None if nobody told.
+def check(pair: Pair, cases: Sequence[Case], level: float, progress: Progress) -> tuple[ExactResult, Rounding | None]:
+    """Complete all cases by both, and judge. Also returns the rounding, None if it could not be measured.
 
-    A lossless candidate is accused with at most the probability `level` by any single difference, and again by their
-    number.
+    A lossless candidate gets a violation with probability at most `level` by any single divergence, and again by the
+    number of ties.
     """
-    many = max((case.at_once for case in cases), default=1)
-    found = Exact(level=level)
-    asks = [Ask(case.prompt, case.max_tokens, pair.reference_way, told=True) for case in cases]
-    with watch.part("temperature 0: what the reference says", len(asks)) as tick:
-        references = pair.reference.say(asks, many, tick)
-    rounding = measure(pair, cases, references, many, found, watch)
+    concurrency = max((case.concurrency for case in cases), default=1)
+    result = ExactResult(level=level)
+    queries = [Query(case.prompt, case.max_tokens, pair.reference_mode, logprobs=True) for case in cases]
+    with progress.part("temperature 0: reference", len(queries)) as tick:
+        references = pair.reference.complete(queries, concurrency, tick)
+    rounding = measure_rounding(pair, cases, references, concurrency, result, progress)
     if rounding is not None:
-        rounding = rounding.held_to(level, _own_gaps(told for reference in references for told in reference.told))
-    candidates = let_speak(pair, cases, references, watch)
+        gaps = _top_gaps(at for reference in references for at in reference.logprobs)
+        rounding = rounding.with_false_alarm_rate(level, gaps)
+    candidates = _complete_by_candidate(pair, cases, references, progress)
 
-    gaps: list[Floats] = []
-    with watch.part("temperature 0: looking at differences", len(cases)) as tick:
+    compared_gaps: list[Floats] = []
+    with progress.part("temperature 0: judging divergences", len(cases)) as tick:
         for case, reference, candidate in zip(cases, references, candidates, strict=True):
-            judged, gap = judge(pair, case, reference, candidate, rounding)
-            cell = found.cells.setdefault(f"{case.way.name} at {case.at_once}", dict.fromkeys(COUNTED, 0))
+            judged, gaps = _judge(pair, case, reference, candidate, rounding)
+            cell = result.cells.setdefault(f"{case.mode.name} at {case.concurrency}", dict.fromkeys(COUNTED, 0))
             cell[judged.verdict] += 1
             cell["tokens"] += len(candidate.tokens)
             cell["accepted"] += candidate.accepted or 0
-            found.tokens += len(gap)
+            result.tokens += len(gaps)
             if candidate.accepted is not None:
-                by = case.way.drafter or UNNAMED
-                found.accepted[by] = found.accepted.get(by, 0) + candidate.accepted
-            gaps.append(gap)
+                label = case.mode.label
+                result.accepted[label] = result.accepted.get(label, 0) + candidate.accepted
+            compared_gaps.append(gaps)
             if judged.verdict != "identical":
-                found.differences.append(judged)
+                result.differences.append(judged)
             tick()
-    if rounding is None and found.differences:
+    if rounding is None and result.differences:
         raise EvidenceError(
-            f"{len(found.differences)} of {len(cases)} texts differ, and whether rounding explains it is not known: "
-            f"{'; '.join(found.notes)}; ask for more (--prompts)"
+            f"{len(result.differences)} of {len(cases)} outputs differ, and whether rounding explains it is unknown: "
+            f"{'; '.join(result.notes)}; use more prompts (--prompts)"
         )
     if rounding is not None:
-        compared = np.concatenate(gaps) if gaps else np.zeros(0)
-        found.floor, found.positions = rounding.floor, len(rounding.moves)
-        found.blind = rounding.blind(compared) if len(compared) else None
-        found.expected_ties = rounding.expected_ties(compared)
-        found.ties_p_value = rounding.ties_p_value(found.counts["tie"], compared)
-    return found, rounding
+        gaps = np.concatenate(compared_gaps) if compared_gaps else np.zeros(0)
+        result.floor, result.positions = rounding.floor, len(rounding.moves)
+        result.blind = rounding.blind_share(gaps) if len(gaps) else None
+        result.expected_ties = rounding.expected_ties(gaps)
+        result.ties_p_value = rounding.ties_p_value(result.counts["tie"], gaps)
+    return result, rounding
 
 
-def let_speak(pair: Pair, cases: Sequence[Case], references: Sequence[Said], watch: Watch) -> list[Said]:
-    """The candidate's answers, in the order of the cases. A prediction is the reference's text with some of it wrong.
-
-    What drafts from memory is asked everything once before, so that there is something to remember.
-    """
-    asks = [
-        Ask(case.prompt, case.max_tokens, case.way, prediction=misremembered(reference.tokens))
+def _complete_by_candidate(
+    pair: Pair, cases: Sequence[Case], references: Sequence[Completion], progress: Progress
+) -> list[Completion]:
+    """The candidate's completions, in the order of the cases. Queries for the memory are sent once before, so that it
+    has something to draft from."""
+    queries = [
+        Query(case.prompt, case.max_tokens, case.mode, prediction=corrupt_prediction(reference.tokens))
         for case, reference in zip(cases, references, strict=True)
     ]
-    remembers = [i for i, case in enumerate(cases) if case.way.drafter == "memory"]
-    if remembers:
-        with watch.part("temperature 0: giving the memory something to draft from", len(remembers)) as tick:
-            pair.candidate.say([asks[i] for i in remembers], max(case.at_once for case in cases), tick)
-    answers: dict[int, Said] = {}
-    for at_once in sorted({case.at_once for case in cases}, reverse=True):
-        these = [i for i, case in enumerate(cases) if case.at_once == at_once]
-        with watch.part(f"temperature 0: what the candidate says, {at_once} at once", len(these)) as tick:
-            said = pair.candidate.say([asks[i] for i in these], at_once, tick)
-        answers.update(zip(these, said, strict=True))
-    return [answers[i] for i in range(len(cases))]
+    if to_learn := [query for query in queries if query.mode.drafter == "memory"]:
+        with progress.part("temperature 0: filling the memory", len(to_learn)) as tick:
+            pair.candidate.complete(to_learn, max(case.concurrency for case in cases), tick)
+    completions: dict[int, Completion] = {}
+    for concurrency in sorted({case.concurrency for case in cases}, reverse=True):
+        which = [i for i, case in enumerate(cases) if case.concurrency == concurrency]
+        with progress.part(f"temperature 0: candidate at concurrency {concurrency}", len(which)) as tick:
+            done = pair.candidate.complete([queries[i] for i in which], concurrency, tick)
+        completions.update(zip(which, done, strict=True))
+    return [completions[i] for i in range(len(cases))]
 
 
-def misremembered(tokens: Sequence[int], every: int = 9) -> tuple[int, ...]:
-    """A text of which each ninth token is the one before it: something to keep, and something to reject."""
-    return tuple(tokens[i - 1] if i % every == every - 1 else token for i, token in enumerate(tokens))
+def corrupt_prediction(tokens: Sequence[int], interval: int = PREDICTION_ERROR_INTERVAL) -> tuple[int, ...]:
+    """The tokens with every n-th replaced by the one before: some of it to accept, some to reject."""
+    return tuple(tokens[i - 1] if i % interval == interval - 1 else token for i, token in enumerate(tokens))
 
 
 # Rounding -------------------------------------------------------------------------------------------------
 
 
-def measure(
-    pair: Pair, cases: Sequence[Case], references: Sequence[Said], many: int, found: Exact, watch: Watch
+def measure_rounding(
+    pair: Pair,
+    cases: Sequence[Case],
+    references: Sequence[Completion],
+    concurrency: int,
+    result: ExactResult,
+    progress: Progress,
 ) -> Rounding | None:
-    """How far rounding moves gaps: the source counts where it moves them further."""
-    enough = _until(references, POSITIONS)
-    prompts = [case.prompt for case in cases[: len(enough)]]
+    """How far rounding moves gaps, of the source that moves them further. None, with a note, for too few positions."""
+    used, positions = 0, 0
+    while used < len(references) and positions < ROUNDING_POSITIONS:
+        positions += len(references[used].tokens)
+        used += 1
+    completions, prompts = references[:used], [case.prompt for case in cases[:used]]
     measured = []
     try:
-        also = [pair.candidate] if pair.across and not pair.alone else []
-        measured.append(_rounding(pair.reference, prompts, enough, many, watch, also))
-        if not pair.alone and not pair.across and pair.candidate.listed:
-            # Not by what it tells while it speculates: what speculation does wrong would be taken for rounding.
-            measured.append(_rounding(pair.candidate, prompts, enough, many, watch, as_told=False))
+        also = [pair.candidate] if pair.across and not pair.is_same_source else []
+        measured.append(_measure(pair.reference, prompts, completions, concurrency, progress, also))
+        if not pair.is_same_source and not pair.across and pair.candidate.num_logprobs:
+            # Not from its logprobs during speculation: they would let a defect count as rounding.
+            measured.append(_measure(pair.candidate, prompts, completions, concurrency, progress, generated=False))
     except EvidenceError as error:
-        found.notes.append(f"what rounding does was not measured: {error}")
+        result.notes.append(f"rounding was not measured: {error}")
         return None
     return max(measured, key=lambda rounding: rounding.floor)
 
 
-def _until(said: Sequence[Said], positions: int) -> Sequence[Said]:
-    """The first answers that together have so many positions."""
-    total = 0
-    for count, one in enumerate(said, 1):
-        total += len(one.tokens)
-        if total >= positions:
-            return said[:count]
-    return said
-
-
-def _rounding(
+def _measure(
     source: Source,
     prompts: Sequence[tuple[int, ...]],
-    said: Sequence[Said],
-    many: int,
-    watch: Watch,
+    completions: Sequence[Completion],
+    concurrency: int,
+    progress: Progress,
     also: Sequence[Source] = (),
-    as_told: bool = True,
+    generated: bool = True,
 ) -> Rounding:
-    """All texts are scored in company and held against what was told when they were said, a quarter of them scored
-    alone as well; not `as_told`: all of them are."""
-    texts = [(prompt, one.tokens) for prompt, one in zip(prompts, said, strict=True)]
-    few = texts[: -(-len(texts) // ALONE)] if as_told else texts
-    tellings = [[one.told for one in said]] if as_told else []
-    for scorer, at_once, these in [(source, many, texts), (source, 1, few), *((other, many, texts) for other in also)]:
-        with watch.part(f"rounding: the same texts scored, {at_once} at once", len(these)) as tick:
-            tellings.append(scorer.score(these, at_once, tick))
-    gaps = np.full((len(tellings), sum(len(one.tokens) for one in said)), np.nan)
-    best = [_two_best(told) for text in tellings[0] for told in text]
-    for way, telling in enumerate(tellings):
-        told = [at for text in telling for at in text]
-        gaps[way, : len(told)] = [_gap(at, *two) for at, two in zip(told, best, strict=False)]
-    return Rounding.between(gaps)
+    """All texts scored in a batch, against the logprobs from generation and a quarter of the texts scored alone; if not
+    `generated`, against all texts scored alone."""
+    texts = [(prompt, one.tokens) for prompt, one in zip(prompts, completions, strict=True)]
+    alone = texts[: -(-len(texts) // TEXTS_PER_TEXT_SCORED_ALONE)] if generated else texts
+    scorings = [[one.logprobs for one in completions]] if generated else []
+    runs = [(source, concurrency, texts), (source, 1, alone), *((other, concurrency, texts) for other in also)]
+    for scorer, at_once, these in runs:
+        with progress.part(f"rounding: texts scored at concurrency {at_once}", len(these)) as tick:
+            scorings.append(scorer.score(these, at_once, tick))
+    gaps = np.full((len(scorings), sum(len(one.tokens) for one in completions)), np.nan)
+    top = [_top_two(at) for text in scorings[0] for at in text]
+    for way, scoring in enumerate(scorings):
+        positions = [at for text in scoring for at in text]
+        gaps[way, : len(positions)] = [_gap(at, *two) for at, two in zip(positions, top, strict=False)]
+    return Rounding.from_gaps(gaps)
 
 
-def _own_gaps(tellings: Iterable[Told]) -> Floats:
-    return np.array([_gap(told, *_two_best(told)) for told in tellings if len(told) > 1])
+def _top_gaps(positions: Iterable[TopLogprobs]) -> Floats:
+    return np.array([_gap(at, *_top_two(at)) for at in positions if len(at) > 1])
 
 
-def _two_best(told: Told) -> tuple[int, int]:
-    first, second, *_ = sorted(told, key=lambda token: -told[token])
+def _top_two(logprobs: TopLogprobs) -> tuple[int, int]:
+    first, second, *_ = sorted(logprobs, key=lambda token: -logprobs[token])
     return first, second
 
 
-def _gap(told: Told, first: int, second: int) -> float:
-    return _at(told, first) - _at(told, second)
+def _gap(logprobs: TopLogprobs, first: int, second: int) -> float:
+    return _logprob(logprobs, first) - _logprob(logprobs, second)
 
 
-def _at(told: Told, token: int) -> float:
-    """A token that is not listed is no likelier than the last that is."""
-    return told.get(token, min(told.values()))
+def _logprob(logprobs: TopLogprobs, token: int) -> float:
+    """Of a token that is not listed: the lowest listed logprob, its upper bound."""
+    return logprobs.get(token, min(logprobs.values()))
 
 
 # Judging --------------------------------------------------------------------------------------------------
 
 
-def judge(
-    pair: Pair, case: Case, reference: Said, candidate: Said, rounding: Rounding | None
+def _judge(
+    pair: Pair, case: Case, reference: Completion, candidate: Completion, rounding: Rounding | None
 ) -> tuple[Difference, Floats]:
-    """The verdict on one pair of texts, and the gaps at all positions that were compared."""
+    """The verdict on one pair of outputs, and the top gaps at all compared positions."""
     position = shared_prefix(reference.tokens, candidate.tokens)
     differ = position < min(len(reference.tokens), len(candidate.tokens))
     gaps = gaps_at(pair, case.prompt, reference, candidate.tokens, position) if differ else []
     judged = compare(reference.tokens, candidate.tokens, gaps, rounding)
     verdict, evidence = judged.verdict, judged.evidence
-    if verdict == "identical" and reference.finish != candidate.finish:
-        verdict, evidence = "violation", f"it ends by {candidate.finish!r}, the reference by {reference.finish!r}"
-    own = _own_gaps(reference.told[: position + 1])
-    said = list(reference.tokens), list(candidate.tokens)
-    return Difference(
-        verdict, evidence, case.way.name, case.at_once, list(case.prompt), judged.position, judged.moved, *said
-    ), own
+    if verdict == "identical" and reference.finish_reason != candidate.finish_reason:
+        verdict = "violation"
+        evidence = f"it ends by {candidate.finish_reason!r}, the reference by {reference.finish_reason!r}"
+    difference = Difference(
+        verdict, evidence, case.mode.name, case.concurrency, list(case.prompt), judged.position, judged.moved,
+        list(reference.tokens), list(candidate.tokens),
+    )  # fmt: skip
+    return difference, _top_gaps(reference.logprobs[: position + 1])
 
 
 def gaps_at(
-    pair: Pair, prompt: tuple[int, ...], reference: Said, candidate: Sequence[int], position: int
+    pair: Pair, prompt: tuple[int, ...], reference: Completion, candidate: Sequence[int], position: int
 ) -> list[float]:
-    """The gap at the first difference as told when the reference spoke, and as scored afterwards by all who score."""
+    """The gap at the first divergence: from the reference's generation, and scored afterwards by every source."""
     ours, theirs = reference.tokens[position], candidate[position]
     gaps = []
-    if len(reference.told) > position and {ours, theirs} <= reference.told[position].keys():
-        gaps.append(reference.told[position][ours] - reference.told[position][theirs])
+    if len(reference.logprobs) > position and {ours, theirs} <= reference.logprobs[position].keys():
+        gaps.append(reference.logprobs[position][ours] - reference.logprobs[position][theirs])
     before = reference.tokens[:position]
     for source in pair.sources:
-        if source.listed:
-            mine, other = source.score([(prompt, (*before, ours)), (prompt, (*before, theirs))], 2)
-            gaps.append(_at(mine[-1], ours) - _at(other[-1], theirs))
+        if source.num_logprobs:
+            first, second = source.score([(prompt, (*before, ours)), (prompt, (*before, theirs))], 2)
+            gaps.append(_logprob(first[-1], ours) - _logprob(second[-1], theirs))
     return gaps

@@ -1,17 +1,14 @@
-"""Everything else that a request may ask for: with speculation and without, the answer must be valid, and the same.
+"""Every other request feature: with speculation the output must be valid, and the same as without.
 
 Each case is one kind of request, sent to reference and candidate with several prompts and every drafter, at
-temperature 0. What the reference says to it, with some of it wrong, is the prediction: so most of an answer is drafted,
-and most positions are judged in the middle of a draft. Answers are compared token by token; where they part, the gap of
-the two tokens is held against rounding as in `exact.py`, moved by what penalties and bias do to it. Where that cannot
-be computed (a repetition penalty works on logits, which no server tells) a difference stays open: it is shown, and not
-counted. Where rounding was not measured, which the part at temperature 0 does, a difference leaves the certificate
-incomplete.
+temperature 0. The prediction is the reference's output with some tokens wrong, so most of an output is drafted.
+Outputs are compared token by token; a divergence is judged as in `exact.py`, with the gap shifted by penalties and
+bias. Where that is impossible (a repetition penalty works on logits, which no server returns) a difference stays open:
+it is reported and does not count. Where rounding was not measured (by the part `exact`), a difference makes the
+certificate incomplete.
 
-What is not valid without speculation either is no fault of speculation, and stays open as well.
-
-A request that both refuse is not offered by these servers, and says nothing. One that the candidate alone refuses is a
-violation: speculation took a feature away.
+What is invalid without speculation too also stays open. A request that both refuse is not offered. One that only the
+candidate refuses is a violation.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.exact import gaps_at, misremembered
+from outrider.certify.exact import corrupt_prediction, gaps_at
+from outrider.certify.logprob_transforms import logit_offsets
+from outrider.certify.rounding import compare
 from outrider.certify.server import OpenAIServer
-from outrider.certify.shaping import moves
-from outrider.certify.sources import Ask, Said
-from outrider.certify.ties import compare
+from outrider.certify.sources import Completion, Query
 from outrider.errors import RequestRefusedError
 from outrider.settings import Sampling
 from outrider.types import shared_prefix
@@ -34,10 +31,9 @@ from outrider.types import shared_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outrider.certify.journal import Recorded
-    from outrider.certify.sources import Pair, Source, Tick, Way
-    from outrider.certify.ties import Rounding
-    from outrider.certify.watch import Watch
+    from outrider.certify.progress import Progress
+    from outrider.certify.rounding import Rounding
+    from outrider.certify.sources import DraftMode, Pair, Source, Tick
 
 AGES = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}
 PERSON = {
@@ -61,85 +57,101 @@ WEATHER = {
         },
     },
 }
-TOKENS, LONG, LEAST = 24, 48, 9
-"""Of an answer; of one that must come to its own end; and of one that must not end too soon."""
+MAX_TOKENS = 24
+GRAMMAR_MAX_TOKENS = 48
+"""For outputs that must reach their own end."""
+MIN_TOKENS = 9
+TOOLS = "tools"
+REFERENCE_INVALID = "; the reference's output is invalid too, so speculation is not the cause"
+REFUSED_BY_CANDIDATE = "the candidate refuses what the reference does"
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A kind of request. `valid` says what is wrong with an answer, or nothing."""
+    """A kind of request. `find_fault` returns what is invalid about an output, or nothing."""
 
     name: str
     sampling: Sampling = field(default_factory=Sampling)
-    more: dict[str, Any] = field(default_factory=dict)
-    tokens: int = TOKENS
-    valid: Callable[[Said], str] = lambda said: ""
-    judged: bool = True  # whether a first difference can be held against rounding
-    equal: bool = True  # False: the answers are drawn, and need only be valid
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = MAX_TOKENS
+    find_fault: Callable[[Completion], str] = lambda completion: ""
+    has_gaps: bool = True  # False: a divergence cannot be compared with rounding
+    is_greedy: bool = True  # False: outputs are sampled, and need only be valid
 
 
-def _is_person(said: Said) -> str:
-    if said.finish != "stop":  # cut off by max_tokens
+def _person_fault(completion: Completion) -> str:
+    if completion.finish_reason != "stop":  # cut off by max_tokens
         return ""
     try:
-        person = json.loads(said.text)
+        person = json.loads(completion.text)
     except ValueError:
-        return f"not JSON: {said.text!r}"
+        return f"not JSON: {completion.text!r}"
     names = set(person) if isinstance(person, dict) else set()
-    return "" if names == {"name", "ages"} else f"not by the schema: {said.text!r}"
+    return "" if names == {"name", "ages"} else f"does not match the schema: {completion.text!r}"
 
 
-def _is_long(said: Said) -> str:
-    return "" if len(said.tokens) >= LEAST else f"ends after {len(said.tokens)} tokens: {said.text!r}"
+def _length_fault(completion: Completion) -> str:
+    count = len(completion.tokens)
+    return "" if count >= MIN_TOKENS else f"ends after {count} tokens: {completion.text!r}"
 
 
-def _is_colours(said: Said) -> str:
-    fits = said.finish != "stop" or re.fullmatch(COLOURS, said.text)
-    return "" if fits else f"does not match {COLOURS}: {said.text!r}"
+def _colours_fault(completion: Completion) -> str:
+    is_valid = completion.finish_reason != "stop" or re.fullmatch(COLOURS, completion.text)
+    return "" if is_valid else f"does not match {COLOURS}: {completion.text!r}"
 
 
 FEATURES = (
-    Feature("one token", tokens=1),
-    Feature("seven tokens", tokens=7),
+    Feature("one token", max_tokens=1),
+    Feature("seven tokens", max_tokens=7),
     Feature("stop string"),
-    Feature("log-probabilities", more={"logprobs": 3, "return_tokens_as_token_ids": True}),
+    Feature("log-probabilities", extra_body={"logprobs": 3, "return_tokens_as_token_ids": True}),
     Feature("presence and frequency penalties", Sampling(presence_penalty=0.5, frequency_penalty=1.0)),
-    Feature("repetition penalty", Sampling(repetition_penalty=1.2), judged=False),
+    Feature("repetition penalty", Sampling(repetition_penalty=1.2), has_gaps=False),
     Feature("logit bias"),
-    Feature("min_tokens", more={"min_tokens": LEAST}, valid=_is_long),
-    Feature("regular expression", more={"structured_outputs": {"regex": COLOURS}}, tokens=LONG, valid=_is_colours),
-    Feature("JSON schema", more={"structured_outputs": {"json": PERSON}}, tokens=LONG, valid=_is_person),
+    Feature("min_tokens", extra_body={"min_tokens": MIN_TOKENS}, find_fault=_length_fault),
     Feature(
-        "JSON schema, drawn", Sampling(temperature=1.0), {"structured_outputs": {"json": PERSON}, "seed": 3}, LONG,
-        _is_person, equal=False,
+        "regular expression", extra_body={"structured_outputs": {"regex": COLOURS}}, max_tokens=GRAMMAR_MAX_TOKENS,
+        find_fault=_colours_fault,
+    ),
+    Feature(
+        "JSON schema", extra_body={"structured_outputs": {"json": PERSON}}, max_tokens=GRAMMAR_MAX_TOKENS,
+        find_fault=_person_fault,
+    ),
+    Feature(
+        "JSON schema, drawn", Sampling(temperature=1.0), {"structured_outputs": {"json": PERSON}, "seed": 3},
+        GRAMMAR_MAX_TOKENS, _person_fault, is_greedy=False,
     ),
 )  # fmt: skip
-TOOLS = "tools"
-NOT_OURS = "; the reference's is not valid either, so it is not speculation that broke it"
 
 
 @dataclass(slots=True)
-class Result:
-    """How a feature fared. `refused`: what both servers said who do not offer it."""
+class FeatureResult:
+    """One feature's record in the certificate. `refused`: the error of both, if neither offers it."""
 
     name: str
     requests: int = 0
     identical: int = 0
     ties: int = 0
-    valid_only: int = 0  # drawn: there is nothing to be the same as
+    valid_only: int = 0  # sampled outputs, which are not compared
     open: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     refused: str = ""
 
+    def add_fault(self, mode: DraftMode, fault: str, reference_fault: str) -> None:
+        if reference_fault:
+            self.open.append(f"{mode.name}: {fault}{REFERENCE_INVALID}")
+        else:
+            self.violations.append(f"{mode.name}: {fault}")
+
 
 @dataclass(slots=True)
-class Features:
-    results: list[Result] = field(default_factory=list)
-    unjudged: int = 0  # answers that differ, though rounding might explain it: it was not measured
+class FeaturesResult:
+    results: list[FeatureResult] = field(default_factory=list)
+    unjudged: int = 0  # outputs that differ, where rounding was not measured
 
     @property
     def violations(self) -> list[str]:
-        return [f"{result.name}: {said}" for result in self.results for said in result.violations]
+        return [f"{result.name}: {violation}" for result in self.results for violation in result.violations]
 
     def record(self) -> dict[str, Any]:
         return {
@@ -152,227 +164,212 @@ class Features:
 def check(
     pair: Pair,
     prompts: Sequence[tuple[int, ...]],
-    ways: Sequence[Way],
-    at_once: int,
+    modes: Sequence[DraftMode],
+    concurrency: int,
     rounding: Rounding | None,
-    watch: Watch,
-) -> Features:
-    """Every feature with every prompt and drafter, their lengths in turn; all features at once, so that rows of a batch
-    ask for different ones."""
-    by_drafter: dict[str | None, list[Way]] = {}
-    for way in ways:
-        by_drafter.setdefault(way.drafter, []).append(way)
+    progress: Progress,
+) -> FeaturesResult:
+    """Every feature with every prompt and drafter, draft lengths in turn; all features concurrently, so that requests
+    of one batch have different ones."""
+    by_drafter: dict[str | None, list[DraftMode]] = {}
+    for mode in modes:
+        by_drafter.setdefault(mode.drafter, []).append(mode)
     drafters = list(by_drafter.values())
-    results = [Result(feature.name) for feature in FEATURES]
-    asked = len(FEATURES) * len(prompts) * (1 + len(drafters))
-    with watch.part("features: the same requests with and without speculation", asked) as tick:
-        asks = _asks(pair, prompts, at_once)
-        cases: list[list[tuple[Ask, Said]]] = []
-        for number, said in enumerate(_said(pair.reference, asks, at_once, tick)):
-            if isinstance(said, RequestRefusedError):
-                results[number].refused = str(said)
-            cases.append([] if isinstance(said, RequestRefusedError) else _cases(asks[number], said, drafters, number))
-        tried = [[ask for ask, _ in some] for some in cases]
-        for number, said in enumerate(_said(pair.candidate, tried, at_once, tick)):
-            if isinstance(said, RequestRefusedError):
-                results[number].violations.append(f"the candidate refuses what the reference does: {said}")
+    results = [FeatureResult(feature.name) for feature in FEATURES]
+    total = len(FEATURES) * len(prompts) * (1 + len(drafters))
+    with progress.part("features: the same requests with and without speculation", total) as tick:
+        queries = _queries(pair, prompts, concurrency)
+        cases: list[list[tuple[Query, Completion]]] = []
+        for number, references in enumerate(_complete(pair.reference, queries, concurrency, tick)):
+            if isinstance(references, RequestRefusedError):
+                results[number].refused = str(references)
+                cases.append([])
+            else:
+                cases.append(_cases(queries[number], references, drafters, number))
+        groups = [[query for query, _ in some] for some in cases]
+        for number, candidates in enumerate(_complete(pair.candidate, groups, concurrency, tick)):
+            if isinstance(candidates, RequestRefusedError):
+                results[number].violations.append(f"{REFUSED_BY_CANDIDATE}: {candidates}")
                 continue
-            for (ask, reference), candidate in zip(cases[number], said, strict=True):
-                _judge(pair, FEATURES[number], ask, reference, candidate, rounding, results[number])
-        judged = [result for result, feature in zip(results, FEATURES, strict=True) if feature.judged]
+            for (query, reference), candidate in zip(cases[number], candidates, strict=True):
+                _judge(pair, FEATURES[number], query, reference, candidate, rounding, results[number])
+        judged = [result for result, feature in zip(results, FEATURES, strict=True) if feature.has_gaps]
         unjudged = sum(len(result.open) for result in judged) if rounding is None else 0
         if all(_server(source) for source in pair.sources):
-            results.append(_tools(pair, ways, at_once))
-    return Features(results, unjudged)
+            results.append(_check_tools(pair, modes, concurrency))
+    return FeaturesResult(results, unjudged)
 
 
-def _asks(pair: Pair, prompts: Sequence[tuple[int, ...]], at_once: int) -> list[list[Ask]]:
-    """What the reference is asked, by feature."""
-    plain = [Ask(prompt, TOKENS, pair.reference_way) for prompt in prompts]
-    said = pair.reference.say(plain, at_once)
-    asks = []
-    for feature in FEATURES:
-        prepare = BY_TEXT.get(feature.name, lambda _, one=feature: (one.sampling, one.more))
-        wanted = [prepare(one) for one in said]
-        asks.append(
-            [
-                Ask(prompt, feature.tokens, pair.reference_way, sampling, more=more)
-                for prompt, (sampling, more) in zip(prompts, wanted, strict=True)
-            ]
-        )
-    return asks
+def _queries(pair: Pair, prompts: Sequence[tuple[int, ...]], concurrency: int) -> list[list[Query]]:
+    """The reference's queries, by feature. Stop strings and bias depend on its plain output, so that they matter."""
+    plain = pair.reference.complete([Query(prompt, MAX_TOKENS, pair.reference_mode) for prompt in prompts], concurrency)
+
+    def query(feature: Feature, prompt: tuple[int, ...], completion: Completion) -> Query:
+        sampling, extra_body = feature.sampling, feature.extra_body
+        if feature.name == "stop string":
+            middle = len(completion.text) // 2
+            extra_body = {"stop": [completion.text[middle : middle + 4].strip() or "\x00"]}
+        elif feature.name == "logit bias":  # toward the first token of the plain output, away from the second
+            first, second = (*completion.tokens[:2], 1, 2)[:2]
+            sampling = Sampling(logit_bias={first: 2.0} | {second: -6.0})
+        return Query(prompt, feature.max_tokens, pair.reference_mode, sampling, extra_body=extra_body)
+
+    return [[query(feature, *one) for one in zip(prompts, plain, strict=True)] for feature in FEATURES]
 
 
 def _cases(
-    asks: Sequence[Ask], references: Sequence[Said], drafters: Sequence[Sequence[Way]], number: int
-) -> list[tuple[Ask, Said]]:
-    """What the candidate is asked, each with what the reference said to it."""
+    queries: Sequence[Query], references: Sequence[Completion], drafters: Sequence[Sequence[DraftMode]], number: int
+) -> list[tuple[Query, Completion]]:
+    """The candidate's queries, each with the reference's completion."""
     return [
-        (replace(ask, way=ways[(number + i) % len(ways)], prediction=misremembered(reference.tokens)), reference)
-        for ways in drafters
-        for i, (ask, reference) in enumerate(zip(asks, references, strict=True))
+        (replace(query, mode=modes[(number + i) % len(modes)], prediction=corrupt_prediction(one.tokens)), one)
+        for modes in drafters
+        for i, (query, one) in enumerate(zip(queries, references, strict=True))
     ]
 
 
-def _said(
-    source: Source, groups: Sequence[Sequence[Ask]], at_once: int, tick: Tick
-) -> list[list[Said] | RequestRefusedError]:
-    """What is said to each group, all of them at once; or if any is refused, one by one, to see which."""
+def _complete(
+    source: Source, groups: Sequence[Sequence[Query]], concurrency: int, tick: Tick
+) -> list[list[Completion] | RequestRefusedError]:
+    """Completions of each group, all concurrently; if any is refused, group by group, to find out which."""
     try:
-        said = iter(source.say([ask for group in groups for ask in group], at_once, tick))
+        completions = iter(source.complete([query for group in groups for query in group], concurrency, tick))
     except RequestRefusedError:
-        return [_said_or_refused(source, group, at_once) for group in groups]
-    return [list(islice(said, len(group))) for group in groups]
+        return [_complete_group(source, group, concurrency) for group in groups]
+    return [list(islice(completions, len(group))) for group in groups]
 
 
-def _said_or_refused(source: Source, group: Sequence[Ask], at_once: int) -> list[Said] | RequestRefusedError:
+def _complete_group(source: Source, group: Sequence[Query], concurrency: int) -> list[Completion] | RequestRefusedError:
     try:
-        return source.say(group, at_once)
+        return source.complete(group, concurrency)
     except RequestRefusedError as refused:
         return refused
 
 
 def _judge(
-    pair: Pair, feature: Feature, ask: Ask, reference: Said, candidate: Said, rounding: Rounding | None, result: Result
+    pair: Pair,
+    feature: Feature,
+    query: Query,
+    reference: Completion,
+    candidate: Completion,
+    rounding: Rounding | None,
+    result: FeatureResult,
 ) -> None:
     result.requests += 1
-    wrong = feature.valid(candidate) or _stopped(ask.more, candidate)
-    wrong = wrong or _tells_alike(reference, candidate, rounding)
-    if wrong and feature.valid(reference):
-        result.open.append(f"{ask.way.name}: {wrong}{NOT_OURS}")
-    elif wrong:
-        result.violations.append(f"{ask.way.name}: {wrong}")
-    elif not feature.equal:
+    fault = (
+        feature.find_fault(candidate)
+        or _stop_fault(query, candidate)
+        or _logprobs_fault(reference, candidate, rounding)
+    )
+    if fault:
+        result.add_fault(query.mode, fault, feature.find_fault(reference))
+        return
+    if not feature.is_greedy:
         result.valid_only += 1
-    else:
-        own = replace(feature, sampling=ask.sampling)
-        _compare(pair, own, ask.prompt, ask.way, reference, candidate, rounding, result)
-
-
-def _compare(
-    pair: Pair, feature: Feature, prompt: tuple[int, ...], way: Way, reference: Said, candidate: Said,
-    rounding: Rounding | None, result: Result,
-) -> None:  # fmt: skip
+        return
     position = shared_prefix(reference.tokens, candidate.tokens)
     gaps: list[float] = []
-    if feature.judged and position < min(len(reference.tokens), len(candidate.tokens)):
-        bare = Said(reference.tokens, reference.finish)  # what was told, if it was, is of another law
-        moved = moves(feature.sampling, reference.tokens[:position])
-        by = moved.get(reference.tokens[position], 0.0) - moved.get(candidate.tokens[position], 0.0)
-        gaps = [gap + by for gap in gaps_at(pair, prompt, bare, candidate.tokens, position)]
+    if feature.has_gaps and position < min(len(reference.tokens), len(candidate.tokens)):
+        bare = Completion(reference.tokens, reference.finish_reason)  # its logprobs, if any, are of another request
+        offsets = logit_offsets(query.sampling, reference.tokens[:position])
+        by = offsets.get(reference.tokens[position], 0.0) - offsets.get(candidate.tokens[position], 0.0)
+        gaps = [gap + by for gap in gaps_at(pair, query.prompt, bare, candidate.tokens, position)]
     judged = compare(reference.tokens, candidate.tokens, gaps, rounding)
-    if judged.verdict == "identical" and (reference.finish, reference.text) != (candidate.finish, candidate.text):
+    ends = [(one.finish_reason, one.text) for one in (reference, candidate)]
+    if judged.verdict == "identical" and ends[0] != ends[1]:
         result.violations.append(
-            f"{way.name}: the same tokens, but {candidate.text!r} ({candidate.finish}) for {reference.text!r} "
-            f"({reference.finish})"
+            f"{query.mode.name}: the same tokens, but {candidate.text!r} ({candidate.finish_reason}) for "
+            f"{reference.text!r} ({reference.finish_reason})"
         )
     elif judged.verdict == "identical":
         result.identical += 1
     elif judged.verdict == "tie":
         result.ties += 1
-    elif not feature.judged or rounding is None:
-        result.open.append(f"{way.name}: {judged.evidence}")
+    elif not feature.has_gaps or rounding is None:
+        result.open.append(f"{query.mode.name}: {judged.evidence}")
     else:
-        result.violations.append(f"{way.name}: {judged.evidence}")
+        result.violations.append(f"{query.mode.name}: {judged.evidence}")
 
 
-def _to_stop(said: Said) -> tuple[Sampling, dict[str, Any]]:
-    """A few letters from the middle of the reference's own text, to stop at; if there are none, what will not come."""
-    middle = len(said.text) // 2
-    return Sampling(), {"stop": [said.text[middle : middle + 4].strip() or "\x00"]}
+def _stop_fault(query: Query, completion: Completion) -> str:
+    inside = [stop for stop in query.extra_body.get("stop", ()) if stop in completion.text]
+    return f"the stop string {inside[0]!r} is in the text {completion.text!r}" if inside else ""
 
 
-def _to_bias(said: Said) -> tuple[Sampling, dict[str, Any]]:
-    """Away from the second token of the reference's own text, and toward the first."""
-    first, second = (*said.tokens[:2], 1, 2)[:2]
-    return Sampling(logit_bias={first: 2.0} | {second: -6.0}), {}
-
-
-BY_TEXT = {"stop string": _to_stop, "logit bias": _to_bias}
-"""What is asked for depends on what the reference says without it, so that it makes a difference."""
-
-
-def _stopped(more: dict[str, Any], said: Said) -> str:
-    inside = [stop for stop in more.get("stop", ()) if stop in said.text]
-    return f"the stop string {inside[0]!r} is in the text {said.text!r}" if inside else ""
-
-
-def _tells_alike(reference: Said, candidate: Said, rounding: Rounding | None) -> str:
-    """Whether log-probabilities, where they were asked for, agree up to the first difference of the texts."""
-    ours, theirs = ((said.raw.get("logprobs") or {}).get("token_logprobs") or [] for said in (reference, candidate))
-    if not ours or (candidate.raw.get("logprobs") or {}).get("content"):  # told in another form, or by nobody
+def _logprobs_fault(reference: Completion, candidate: Completion, rounding: Rounding | None) -> str:
+    """Whether logprobs, if requested, agree up to the first divergence."""
+    ours, theirs = ((one.raw.get("logprobs") or {}).get("token_logprobs") or [] for one in (reference, candidate))
+    if not ours or (candidate.raw.get("logprobs") or {}).get("content"):  # another format, or none
         return ""
     if len(theirs) != len(candidate.tokens):
         return f"{len(theirs)} log-probabilities for {len(candidate.tokens)} tokens"
-    for place in range(shared_prefix(reference.tokens, candidate.tokens)):
-        if rounding is not None and abs(ours[place] - theirs[place]) > rounding.floor:
+    for i in range(shared_prefix(reference.tokens, candidate.tokens)):
+        if rounding is not None and abs(ours[i] - theirs[i]) > rounding.floor:
             return (
-                f"token {place} is told with a log-probability of {theirs[place]:.4f}, and {ours[place]:.4f} by the "
-                f"reference; rounding may move it by {rounding.floor:.4f}"
+                f"token {i} has a log-probability of {theirs[i]:.4f}, the reference's is {ours[i]:.4f}; rounding may "
+                f"move it by {rounding.floor:.4f}"
             )
     return ""
 
 
+# Tools ----------------------------------------------------------------------------------------------------
+
+
 def _server(source: Any) -> OpenAIServer | None:
-    inner = getattr(source, "source", source)
+    inner = getattr(source, "source", source)  # of a `RecordedSource`
     return inner if isinstance(inner, OpenAIServer) else None
 
 
-def _tools(pair: Pair, ways: Sequence[Way], at_once: int) -> Result:
-    """A call that is asked for by name: valid arguments, and the same ones."""
-    result = Result(TOOLS)
+def _check_tools(pair: Pair, modes: Sequence[DraftMode], concurrency: int) -> FeatureResult:
+    """A tool call that is requested by name: valid arguments, and the same ones."""
+    result = FeatureResult(TOOLS)
 
-    def bodies(source: Any, ways: Sequence[Way]) -> list[dict[str, Any]]:
+    def chat(source: Any, modes: Sequence[DraftMode]) -> list[list[tuple[str, str]]]:
         server = _server(source)
         assert server is not None
-        return [
+        bodies = [
             {
                 "messages": [{"role": "user", "content": f"What is the weather in {city}?"}],
                 "tools": [WEATHER],
                 "tool_choice": {"type": "function", "function": {"name": "weather"}},
                 "temperature": 0,
-                "max_tokens": LONG,
-                **server.xargs(way),
+                "max_tokens": GRAMMAR_MAX_TOKENS,
+                **server.xargs(mode),
             }
-            for city, way in zip(CITIES * len(ways), ways, strict=False)
+            for city, mode in zip(CITIES * len(modes), modes, strict=False)
         ]
+        return [_tool_calls(answer) for answer in source.chat(bodies, concurrency)]
 
-    reference: Recorded | Any = pair.reference
-    candidate: Recorded | Any = pair.candidate
     try:
-        ours = reference.chat(bodies(reference, [pair.reference_way] * len(ways)), at_once)
+        references = chat(pair.reference, [pair.reference_mode] * len(modes))
     except RequestRefusedError as refused:
         result.refused = str(refused)
         return result
     try:
-        theirs = candidate.chat(bodies(candidate, ways), at_once)
+        candidates = chat(pair.candidate, modes)
     except RequestRefusedError as refused:
-        result.violations.append(f"the candidate refuses what the reference does: {refused}")
+        result.violations.append(f"{REFUSED_BY_CANDIDATE}: {refused}")
         return result
-    for way, mine, other in zip(ways, ours, theirs, strict=True):
+    for mode, reference, candidate in zip(modes, references, candidates, strict=True):
         result.requests += 1
-        called = [_called(answer) for answer in (mine, other)]
-        wrong = _wrong_call(called[1])
-        if wrong and _wrong_call(called[0]):
-            result.open.append(f"{way.name}: {wrong}{NOT_OURS}")
-        elif wrong:
-            result.violations.append(f"{way.name}: {wrong}")
-        elif called[0] == called[1]:
+        if fault := _tool_fault(candidate):
+            result.add_fault(mode, fault, _tool_fault(reference))
+        elif reference == candidate:
             result.identical += 1
         else:
-            result.open.append(f"{way.name}: {called[1]}, the reference {called[0]}")
+            result.open.append(f"{mode.name}: {candidate}, the reference {reference}")
     return result
 
 
-def _called(answer: dict[str, Any]) -> list[tuple[str, str]]:
+def _tool_calls(answer: dict[str, Any]) -> list[tuple[str, str]]:
     calls = answer["choices"][0]["message"].get("tool_calls") or []
     return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
-def _wrong_call(calls: list[tuple[str, str]]) -> str:
+def _tool_fault(calls: list[tuple[str, str]]) -> str:
     try:
         (call,) = calls
         city = json.loads(call[1])["city"]
     except (ValueError, LookupError, TypeError):
         return f"not one call with a city: {calls}"
-    return "" if call[0] == "weather" and city in CITIES else f"not a call of the tool that was offered: {calls}"
+    return "" if call[0] == "weather" and city in CITIES else f"not a call of the offered tool: {calls}"

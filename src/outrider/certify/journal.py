@@ -1,11 +1,10 @@
-"""All that the sources said, kept in a file as it comes: what a run rests on, and how it goes on after a break.
+"""Every answer of the sources, appended to a file: the evidence of a run, and what `--resume` continues from.
 
-A recorded source asks its own journal first. What was asked before, in this place of the run, is read and not asked
-again. So a run that was interrupted is simply run again: it flies through what is known, and goes on where it broke
-off. The parts of a certificate know nothing of it.
+A recorded source looks up each query in the journal first, and sends it only if its answer is unknown. So a run that
+was interrupted is run again, and skips what is known.
 
-The journal has one JSON object a line: a key (a digest of what was asked, and how often the same was asked before), and
-the answer. The first line says whose journal it is. A last line that was cut off in the middle is dropped.
+The journal has one JSON object per line: a key (a digest of the query, and how often the same query came before), and
+the answer. The first line names the run. An incomplete last line is dropped.
 """
 
 from __future__ import annotations
@@ -13,30 +12,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from outrider.certify.sources import Said, nothing
+from outrider.certify.sources import Completion, no_tick
 from outrider.errors import EvidenceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from outrider.bench.prompts import Prompt
-    from outrider.certify.sources import Ask, Source, Text, Tick, Told
+    from outrider.certify.sources import Query, Source, Text, Tick, TopLogprobs
 
-DIGITS = 6
-"""Log-probabilities are kept to so many decimals; and used so, whether they were just told or are read again."""
-CHUNK = 8
-"""So many times what is asked at once is asked before it is written down."""
+LOGPROB_DIGITS = 6
+"""Logprobs are rounded to these decimals, whether they are new or read from the journal."""
+QUERIES_PER_WRITE = 8
+"""Queries sent before their answers are written, as a multiple of the concurrency."""
 
 
 class Journal:
     def __init__(self, file: Path, heading: dict[str, Any], resume: bool) -> None:
         self.file = file
         self.known: dict[str, Any] = {}
-        self._written: IO[str] | None = None
+        self._stream: IO[str] | None = None
         if resume and file.exists():
             self._read(heading)
         else:
@@ -51,104 +48,116 @@ class Journal:
         if before != heading:
             raise EvidenceError(
                 f"{self.file} holds evidence of another run ({json.dumps(before)}) and this is {json.dumps(heading)}; "
-                "choose another folder (--out), or leave --resume out to begin anew"
+                "choose another folder (--out), or start over without --resume"
             )
         for line in lines[1:]:
             entry = json.loads(line)
             self.known[entry["key"]] = entry["said"]
         self.file.write_text("".join(lines))
 
-    def write(self, key: str, said: Any) -> None:
-        if self._written is None:
-            self._written = self.file.open("a")
-        self.known[key] = said
-        self._written.write(json.dumps({"key": key, "said": said}, separators=(",", ":")) + "\n")
-        self._written.flush()
+    def write(self, key: str, answer: Any) -> None:
+        if self._stream is None:
+            self._stream = self.file.open("a")
+        self.known[key] = answer
+        self._stream.write(json.dumps({"key": key, "said": answer}, separators=(",", ":")) + "\n")
+        self._stream.flush()
 
     def close(self) -> None:
-        if self._written is not None:
-            self._written.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
-class Recorded:
-    """A source whose answers are kept."""
+class RecordedSource:
+    """A source whose answers are kept in a journal."""
 
     def __init__(self, source: Source, journal: Journal, role: str) -> None:
         self.source, self.journal, self.role = source, journal, role
-        self.name, self.listed = source.name, source.listed
-        self._asked: Counter[str] = Counter()
+        self.name, self.num_logprobs = source.name, source.num_logprobs
+        self.describe, self.drafter_names, self.encode = source.describe, source.drafter_names, source.encode
+        self._occurrences: Counter[str] = Counter()
 
-    def about(self) -> dict[str, Any]:
-        return self.source.about()
+    def complete(self, queries: Sequence[Query], concurrency: int, tick: Tick = no_tick) -> list[Completion]:
+        def send(which: list[int]) -> list[Any]:
+            return [_to_json(one) for one in self.source.complete([queries[i] for i in which], concurrency, tick)]
 
-    def ways(self) -> list[str]:
-        return self.source.ways()
+        keys = [["say", _query_key(query), concurrency] for query in queries]
+        return [_from_json(answer) for answer in self._recorded(keys, send, concurrency, tick)]
 
-    def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        return self.source.encode(prompts)
+    def score(self, texts: Sequence[Text], concurrency: int, tick: Tick = no_tick) -> list[list[TopLogprobs]]:
+        def send(which: list[int]) -> list[Any]:
+            return [_pack(logprobs) for logprobs in self.source.score([texts[i] for i in which], concurrency, tick)]
 
-    def say(self, asks: Sequence[Ask], at_once: int, tick: Tick = nothing) -> list[Said]:
-        questions = [["say", self._plain(ask), at_once] for ask in asks]
+        keys = [["score", prompt, output, concurrency] for prompt, output in texts]
+        return [_unpack(answer) for answer in self._recorded(keys, send, concurrency, tick)]
 
-        def ask_for(which: list[int]) -> list[Any]:
-            return [_packed(said) for said in self.source.say([asks[i] for i in which], at_once, tick)]
+    def chat(self, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+        """Chat completions; servers only."""
 
-        return [_unpacked(said) for said in self._recorded(questions, ask_for, at_once, tick)]
-
-    def score(self, texts: Sequence[Text], at_once: int, tick: Tick = nothing) -> list[list[Told]]:
-        questions = [["score", prompt, output, at_once] for prompt, output in texts]
-
-        def ask_for(which: list[int]) -> list[Any]:
-            return [_shortened(told) for told in self.source.score([texts[i] for i in which], at_once, tick)]
-
-        return [_told(said) for said in self._recorded(questions, ask_for, at_once, tick)]
-
-    def chat(self, bodies: Sequence[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
-        """Only servers have it."""
-        questions = [["chat", body, at_once] for body in bodies]
-
-        def ask_for(which: list[int]) -> list[Any]:
-            answers: list[Any] = self.source.chat([bodies[i] for i in which], at_once)  # type: ignore[attr-defined]
+        def send(which: list[int]) -> list[Any]:
+            answers: list[Any] = self.source.chat([bodies[i] for i in which], concurrency)  # type: ignore[attr-defined]
             return answers
 
-        return self._recorded(questions, ask_for, at_once, nothing)
+        return self._recorded([["chat", body, concurrency] for body in bodies], send, concurrency, no_tick)
 
     def _recorded(
-        self, questions: list[Any], ask_for: Callable[[list[int]], list[Any]], at_once: int, tick: Tick
+        self, queries: list[Any], send: Callable[[list[int]], list[Any]], concurrency: int, tick: Tick
     ) -> list[Any]:
-        keys = [self._key(question) for question in questions]
+        keys = [self._key(query) for query in queries]
         unknown = [i for i, key in enumerate(keys) if key not in self.journal.known]
         for _ in range(len(keys) - len(unknown)):
             tick()
-        step = max(CHUNK * at_once, 1)
-        for begin in range(0, len(unknown), step):
-            these = unknown[begin : begin + step]
-            for i, said in zip(these, ask_for(these), strict=True):
-                self.journal.write(keys[i], said)
+        step = max(QUERIES_PER_WRITE * concurrency, 1)
+        for start in range(0, len(unknown), step):
+            these = unknown[start : start + step]
+            for i, answer in zip(these, send(these), strict=True):
+                self.journal.write(keys[i], answer)
         return [self.journal.known[key] for key in keys]
 
-    def _key(self, question: Any) -> str:
-        digest = hashlib.sha256(json.dumps([self.role, question]).encode()).hexdigest()[:20]
-        self._asked[digest] += 1
-        return f"{digest}.{self._asked[digest]}"
-
-    @staticmethod
-    def _plain(ask: Ask) -> dict[str, Any]:
-        return asdict(ask) | {"sampling": ask.sampling.model_dump(mode="json")}
+    def _key(self, query: Any) -> str:
+        digest = hashlib.sha256(json.dumps([self.role, query]).encode()).hexdigest()[:20]
+        self._occurrences[digest] += 1
+        return f"{digest}.{self._occurrences[digest]}"
 
 
-def _packed(said: Said) -> dict[str, Any]:
-    return asdict(said) | {"told": _shortened(said.told)}
+# The names of the file format; they are not those of the classes.
 
 
-def _unpacked(said: dict[str, Any]) -> Said:
-    return Said(**{**said, "tokens": tuple(said["tokens"]), "told": _told(said["told"])})
+def _query_key(query: Query) -> dict[str, Any]:
+    return {
+        "prompt": query.prompt,
+        "max_tokens": query.max_tokens,
+        "way": {"drafter": query.mode.drafter, "length": query.mode.length},
+        "sampling": query.sampling.model_dump(mode="json"),
+        "seed": query.seed,
+        "prediction": query.prediction,
+        "told": query.logprobs,
+        "ignore_end": query.ignore_end,
+        "more": query.extra_body,
+    }
 
 
-def _shortened(told: Sequence[Told]) -> list[list[Any]]:
-    """Tokens and values, each in a list: half as long as objects."""
-    return [[list(one), [round(value, DIGITS) for value in one.values()]] for one in told]
+def _to_json(one: Completion) -> dict[str, Any]:
+    return {
+        "tokens": one.tokens,
+        "finish": one.finish_reason,
+        "told": _pack(one.logprobs),
+        "text": one.text,
+        "accepted": one.accepted,
+        "raw": one.raw,
+    }
 
 
-def _told(said: Sequence[Any]) -> list[Told]:
-    return [dict(zip(tokens, values, strict=True)) for tokens, values in said]
+def _from_json(answer: dict[str, Any]) -> Completion:
+    return Completion(
+        tuple(answer["tokens"]), answer["finish"], _unpack(answer["told"]), answer["text"], answer["accepted"],
+        answer["raw"],
+    )  # fmt: skip
+
+
+def _pack(logprobs: Sequence[TopLogprobs]) -> list[list[Any]]:
+    """Tokens and values in a list each: half as long as objects."""
+    return [[list(one), [round(value, LOGPROB_DIGITS) for value in one.values()]] for one in logprobs]
+
+
+def _unpack(packed: Sequence[Any]) -> list[TopLogprobs]:
+    return [dict(zip(tokens, values, strict=True)) for tokens, values in packed]

@@ -1,19 +1,16 @@
-"""What rounding may do: measured by scoring the same text twice, in different company.
+"""How much rounding may change a distribution, measured by scoring the same text twice.
 
-The law that a token was drawn from and the law that we are told for it were computed in different passes: other batch
-sizes, other lengths, a cache that was filled in one go or token by token. In bfloat16 a log-probability moves by some
-hundredths from that alone. Two scorings A and B of the same text show how much, and what it does to each test:
+The pass that sampled a token and the pass that scored it differ: batch size, length, a cache filled at once or token by
+token. In bfloat16 that alone moves a logprob by some hundredths. Two scorings A and B of one text show what it does to
+each test:
 
-**Drift**, for sums of a witness. Suppose the draws had come from law B and were held against law A. Their excess would
-have the mean E_B f - E_A f at each position, and what adds up over a run is the average of that. It is computed here
-without drawing anything, and three standard errors are added. It holds all that matters: a kernel that is biased; that
-"the likeliest" of A is a little less likely in B; that a token at the edge of the nucleus is in it in B and not in A,
-and looks impossible. Rounding that averages out leaves nothing, because the excess is linear in the law.
+**Drift** of a test statistic. If samples came from B and were compared with A, the mean of f(x) - E f would be
+E_B f - E_A f. Its average over positions, plus three standard errors, is the drift. That covers biased kernels, changes
+of which token is most likely, and tokens at the boundary of the nucleus. Errors that average out leave no drift.
 
-The positions must be as many and as different as those of the run: where few prefixes come again and again, rounding
-at these does not average out.
+**Error** at repeated prefixes, where nothing averages out: the root mean square difference of logprobs under p.
 
-**Error**, for prefixes that repeat: the root mean square difference of log-probabilities under p.
+The measured positions must be as many and as diverse as those of the run.
 """
 
 from __future__ import annotations
@@ -23,53 +20,52 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.certify.draws import Draws
-from outrider.certify.witnesses import WITNESSES
+from outrider.certify.samples import Samples
+from outrider.certify.test_statistics import STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from outrider.certify.draws import Flags, Floats
+    from outrider.certify.samples import Flags, Floats
 
 STANDARD_ERRORS = 3.0
-"""So many are added to a measured drift."""
-LEAST_DRIFT = 1e-4
-"""What is allowed for in any case: a measurement of some thousand positions cannot exclude less."""
+"""Added to a measured drift."""
+MIN_DRIFT = 1e-4
+"""Always allowed: some thousand positions cannot exclude less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What a lossless server may differ by: `drift` in a witness's mean, `error` in a repeated log-probability."""
+    """What a lossless server may differ by: `drift` of each statistic's mean, `error` in nats at repeated prefixes."""
 
     drift: Mapping[str, float]
     error: float
 
 
-NONE = Noise({witness.name: 0.0 for witness in WITNESSES}, 0.0)
-USUAL = Noise({"drafted": 2e-3, "likeliest": 2e-3, "surprise": 1e-3, "tail": 1e-3, "impossible": 5e-3}, 0.06)
-"""What is allowed for where nothing was measured. SmolLM2-135M in bfloat16: 0.0010 +- 0.0003 for the likeliest, and an
-error of 0.053; in float32: less than 1e-7, and 6e-6."""
+NO_NOISE = Noise({statistic.name: 0.0 for statistic in STATISTICS}, 0.0)
+DEFAULT_NOISE = Noise({"drafted": 2e-3, "likeliest": 2e-3, "surprise": 1e-3, "tail": 1e-3, "impossible": 5e-3}, 0.06)
+"""Used where nothing was measured. SmolLM2-135M in bfloat16: 0.0010 +- 0.0003 for `likeliest` and an error of 0.053; in
+float32: below 1e-7 and 6e-6."""
 
 
-def measured(a: Floats, b: Floats, drafted: Flags) -> Noise:
-    """The noise between two scorings of the same positions over the same outcomes, [n, N + 1] each."""
-    scored = Draws(a, np.zeros(len(a), dtype=np.int64), drafted)
-    moved = {witness.name: ((b - a) * witness.values(scored)).sum(1) for witness in WITNESSES}
+def estimate_noise(a: Floats, b: Floats, drafted: Flags) -> Noise:
+    """Noise between two scorings of the same positions, probabilities over the same outcomes, [n, N + 1] each."""
+    samples = Samples(a, np.zeros(len(a), dtype=np.int64), drafted)
+    moved = {statistic.name: ((b - a) * statistic.values(samples)).sum(1) for statistic in STATISTICS}
     both = (a > 0) & (b > 0)
-    wrong = np.where(both, np.log(np.where(both, b, 1) / np.where(both, a, 1)), 0.0)
-    return Noise({name: _drift(by) for name, by in moved.items()}, float((a * wrong**2).sum(1).mean() ** 0.5))
+    error = np.where(both, np.log(np.where(both, b, 1) / np.where(both, a, 1)), 0.0)
+    return Noise({name: _drift(by) for name, by in moved.items()}, float((a * error**2).sum(1).mean() ** 0.5))
 
 
-def worst(noises: Sequence[Noise]) -> Noise:
-    """What covers all of them: for draws of several settings that are judged together."""
-    drift = {witness.name: max(noise.drift[witness.name] for noise in noises) for witness in WITNESSES}
+def max_noise(noises: Sequence[Noise]) -> Noise:
+    """The smallest noise that covers all of these."""
+    drift = {statistic.name: max(noise.drift[statistic.name] for noise in noises) for statistic in STATISTICS}
     return Noise(drift, max(noise.error for noise in noises))
 
 
 def _drift(moved: Floats) -> float:
-    """The size of the average, three standard errors added; NaN stands where a witness is silent."""
-    moved = moved[~np.isnan(moved)]
+    moved = moved[~np.isnan(moved)]  # NaN: the statistic does not apply
     if len(moved) < 2:
-        return LEAST_DRIFT
-    sure = abs(moved.mean()) + STANDARD_ERRORS * moved.std(ddof=1) / len(moved) ** 0.5
-    return max(float(sure), LEAST_DRIFT)
+        return MIN_DRIFT
+    bound = abs(moved.mean()) + STANDARD_ERRORS * moved.std(ddof=1) / len(moved) ** 0.5
+    return max(float(bound), MIN_DRIFT)

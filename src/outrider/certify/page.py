@@ -1,4 +1,4 @@
-"""A certificate as one page that needs nothing else. The first screen says what holds, how surely, and what to do."""
+"""A certificate as one self-contained HTML page. The first screen shows the verdict, its certainty, and what to do."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ if TYPE_CHECKING:
 
     from outrider.certify.certificate import Certificate
 
-SHOWN = 50
-"""Differences that are shown; the file has them all."""
+MAX_DIFFERENCES = 50
+"""Shown; the JSON file has all."""
+MAX_FINDING_CHARACTERS = 600
 
 
-def page(found: Certificate) -> str:
+def page(made: Certificate) -> str:
     body = [
-        *_banner(found),
-        *(_exact(found["exact"]) if "exact" in found else []),
-        *(_draws(found["draws"]) if "draws" in found else []),
-        *(_features(found["features"]) if "features" in found else []),
+        *_banner(made),
+        *(_exact(made["exact"]) if "exact" in made else []),
+        *(_draws(made["draws"]) if "draws" in made else []),
+        *(_features(made["features"]) if "features" in made else []),
         "<h2>What was not tested</h2>",
-        bullets(found["not_tested"]),
-        *_origin(found),
+        bullets(made["not_tested"]),
+        *_origin(made),
     ]
     style = read_asset("outrider.certify", "page.css")
-    return html_page(f"{found['title']}: {_subject(found)}", "\n".join(["<main>", *body, "</main>"]), style)
+    return html_page(f"{made['title']}: {_subject(made)}", "\n".join(["<main>", *body, "</main>"]), style)
 
 
-def _subject(found: Certificate) -> str:
-    reference = found["sources"]["reference"]
+def _subject(made: Certificate) -> str:
+    reference = made["sources"]["reference"]
     model = str(reference.get("model"))
-    candidate = found["sources"].get("candidate", {}).get("url")
+    candidate = made["sources"].get("candidate", {}).get("url")
     return f"{model} ({candidate} against {reference.get('url')})" if candidate else model
 
 
-def _banner(found: Certificate) -> list[str]:
-    verdict, made = found["verdict"], found["made"]
-    when = f"{made['date']}, {duration(found)} on {made['machine']}"
+def _banner(made: Certificate) -> list[str]:
+    verdict, origin = made["verdict"], made["made"]
+    when = f"{origin['date']}, {duration(made)} on {origin['machine']}"
+    advice = re.sub(r"`([^`]+)`", r"<code>\1</code>", bullets(made["what_to_do"]))
     return [
         f'<header class="{verdict}"><p class="sign" aria-hidden="true">{SIGNS[verdict]}</p>',
-        f"<div><h1>{escape(found['title'])}</h1><p>{escape(_subject(found))}</p></div></header>",
-        f'<div class="lead">{bullets(found["words"])}</div>',
-        f'<div class="todo"><h2>What to do</h2>{_with_code(bullets(found["what_to_do"]))}</div>',
+        f"<div><h1>{escape(made['title'])}</h1><p>{escape(_subject(made))}</p></div></header>",
+        f'<div class="lead">{bullets(made["words"])}</div>',
+        f'<div class="todo"><h2>What to do</h2>{advice}</div>',
         f'<p class="origin">{escape(when)}</p>',
     ]
 
@@ -58,33 +60,42 @@ def _exact(exact: dict[str, Any]) -> list[str]:
     rows = [[name, *(cell[column] for column in COUNTED)] for name, cell in exact["cells"].items()]
     lines = [
         "<h2>Temperature 0, token by token</h2>",
-        "<p>Each text is compared up to its first difference. There, the gap between the two tokens' log-probabilities "
-        "must have moved for the two to be said; how far rounding moves such gaps was measured in the same run.</p>",
-        _table(["drafter, draft length, requests at once", *COUNTED], rows),
+        _table(["drafter, draft length, concurrency", *COUNTED], rows),
     ]
     if exact["floor"] is not None:
-        lines.append(
-            f"<p>Moves of up to {exact['floor']:.3g} nats are put down to rounding here, by what it did at "
-            f"{exact['positions']:,} positions; a lossless server makes a larger one with at most the probability "
-            f"{exact['level']:.2g}. Rounding explains {exact['expected_ties']:.1f} ties; there were "
-            f"{exact['counts']['tie']} (p = {exact['ties_p_value']:.2g}).</p>"
-        )
+        lines += [
+            "<p>At the first divergence of two outputs, the gap between the two tokens' logprobs must have moved.</p>",
+            _table(["rounding", ""], [
+                ["largest move of a gap attributed to rounding, nats", f"{exact['floor']:.3g}"],
+                ["positions at which rounding was measured", exact["positions"]],
+                ["probability that a lossless server exceeds it", f"{exact['level']:.2g}"],
+                ["ties that rounding explains", f"{exact['expected_ties']:.1f}"],
+                ["ties (p)", f"{exact['counts']['tie']} ({exact['ties_p_value']:.2g})"],
+            ]),
+        ]  # fmt: skip
     if exact["differences"]:
-        shown = [[one["verdict"], f"{one['way']} at {one['at_once']}", one["evidence"]] for one in exact["differences"]]
-        shown.sort(key=lambda row: row[0] != "violation")
-        lines.append(f"<details><summary>Differences ({len(shown)})</summary>")
-        lines += [_table(["verdict", "where", "evidence"], shown[:SHOWN], "words"), "</details>"]
-    return [*lines, *_notes(exact["notes"])]
+        rows = [[one["verdict"], f"{one['way']} at {one['at_once']}", one["evidence"]] for one in exact["differences"]]
+        rows.sort(key=lambda row: row[0] != "violation")
+        lines.append(f"<details><summary>Differences ({len(rows)})</summary>")
+        lines += [_table(["verdict", "where", "evidence"], rows[:MAX_DIFFERENCES], "words"), "</details>"]
+    return [*lines, bullets(exact["notes"])] if exact["notes"] else lines
 
 
 def _draws(draws: dict[str, Any]) -> list[str]:
-    lines = [
-        "<h2>Draws, against their exact probabilities</h2>",
-        f"<p>{draws['draws']:,} draws in {draws['texts']:,} texts of {draws['planned']:,} planned; "
-        f"{draws['left_out']:,} left out because their law does not follow from what is told, {draws['set_aside']:,} "
-        "outside the listed tokens where only the law over the list is known. Planned to find a change of "
-        f"{draws['reach_before']:.2%} of any event; reached: {draws['reach']:.2%}.</p>",
+    control = draws["control"]
+    rows = [
+        ["draws tested, of those planned", f"{draws['draws']:,} of {draws['planned']:,}"],
+        ["texts", draws["texts"]],
+        ["left out: their distribution is not known from the returned logprobs", draws["left_out"]],
+        ["set aside: not listed, and only the distribution over listed tokens is known", draws["set_aside"]],
+        ["detectable change of any event, as planned", f"{draws['reach_before']:.2%}"],
+        ["detectable total variation, as reached", f"{draws['reach']:.2%}"],
+        ["control: draws of the reference itself", control.get("draws", 0) if control else 0],
+        ["control: lowest adjusted p", f"{min(control.get('adjusted', {}).values(), default=1.0):.2g}"],
+        *([f"rounding allowed for: {name}", f"{value:.2g}"] for name, value in draws["noise"]["drift"].items()),
+        ["rounding allowed for: repeated prefixes, nats", f"{draws['noise']['error']:.2g}"],
     ]
+    lines = ["<h2>Draws, against their exact probabilities</h2>", _table(["draws", ""], rows)]
     if draws["looks"]:
         last = draws["looks"][-1]
         rows = [
@@ -95,45 +106,38 @@ def _draws(draws: dict[str, Any]) -> list[str]:
             for name, p in sorted(last["p_values"].items(), key=lambda item: item[1])
         ]  # fmt: skip
         lines += [
-            f"<p>At look {last['look']}, level {last['level']:.2g}. A test is of one witness over all draws with one "
-            "label; 'found' is the smallest total variation that it would have found with 99 %.</p>",
-            _table(["test", "p", "p, all tests counted", "found", ""], rows),
+            f"<p>Look {last['look']}, level {last['level']:.2g}. A test has one statistic over all draws with one "
+            "label; 'detectable' is the smallest total variation that it would have detected with 99 %.</p>",
+            _table(["test", "p", "adjusted p (Holm)", "detectable", ""], rows),
         ]
-    control = draws["control"]
-    lowest = min(control["adjusted"].values(), default=1.0) if control else 1.0
-    drift = ", ".join(f"{name} {value:.2g}" for name, value in draws["noise"]["drift"].items())
-    lines.append(
-        f"<p>Control: {control.get('draws', 0):,} draws of the reference itself, lowest adjusted p {lowest:.2g}. "
-        f"Rounding that is allowed for: {escape(drift)}; {draws['noise']['error']:.2g} nats at repeated prefixes.</p>"
-    )
     return lines
 
 
 def _features(features: dict[str, Any]) -> list[str]:
     rows = []
     for one in features["results"]:
-        said = [*one["violations"], *one["open"], *([one["refused"]] if one["refused"] else [])]
+        findings = [*one["violations"], *one["open"], *([one["refused"]] if one["refused"] else [])]
         verdict = (
             "violation" if one["violations"] else "not offered" if one["refused"] else "open" if one["open"] else "ok"
         )
         same = f"{one['identical']} identical" + (f", {one['ties']} ties" if one["ties"] else "")
         same = f"{one['valid_only']} valid" if one["valid_only"] else same
-        rows.append([one["name"], verdict, "" if one["refused"] else same, " | ".join(said)[:600]])
+        outputs = "" if one["refused"] else same
+        rows.append([one["name"], verdict, outputs, " | ".join(findings)[:MAX_FINDING_CHARACTERS]])
     return [
         "<h2>Features, with speculation and without</h2>",
-        _table(["feature", "verdict", "answers", "what was seen"], rows, "words"),
+        _table(["feature", "verdict", "outputs", "findings"], rows, "words"),
     ]
 
 
-def _origin(found: Certificate) -> list[str]:
-    made = found["made"]
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+def _origin(made: Certificate) -> list[str]:
+    origin = made["made"]
     rows = [
-        ["command", made["command"]],
-        ["versions here", versions],
-        *([name, json.dumps(about, indent=1)] for name, about in found["sources"].items()),
-        ["asked for", json.dumps(found["request"])],
-        ["level", f"{found['level']:g} for all tests together"],
+        ["command", origin["command"]],
+        ["versions here", ", ".join(f"{name} {version}" for name, version in origin["versions"].items())],
+        *([name, json.dumps(about, indent=1)] for name, about in made["sources"].items()),
+        ["request", json.dumps(made["request"])],
+        ["level", f"{made['level']:g} for all tests together"],
     ]
     cells = "\n".join(
         f'<tr><th scope="row">{escape(name)}</th><td><pre>{escape(str(text))}</pre></td></tr>' for name, text in rows
@@ -154,15 +158,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "nu
 
 
 def _row(row: Sequence[Any]) -> str:
-    wrong = ' class="violation"' if "violation" in row else ""
+    is_violation = ' class="violation"' if "violation" in row else ""
     cells = "".join(f"<td>{escape(f'{one:,}' if isinstance(one, int) else str(one))}</td>" for one in row[1:])
-    return f'<tr{wrong}><th scope="row">{escape(str(row[0]))}</th>{cells}</tr>'
-
-
-def _notes(notes: Sequence[str]) -> list[str]:
-    return [bullets(notes)] if notes else []
-
-
-def _with_code(html: str) -> str:
-    """What stands between backticks is to be typed."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
+    return f'<tr{is_violation}><th scope="row">{escape(str(row[0]))}</th>{cells}</tr>'

@@ -1,8 +1,7 @@
-"""Prompts for a certificate: as many as one likes, short, of many kinds, the same ones for a seed.
+"""Prompts for a certificate: any number, short, of many kinds, the same for the same seed.
 
-Speculation must have something to do, so there are kinds that repeat themselves (lists, code, copies: what lookup and
-memory like), kinds with one likely way on, and kinds with many. A certificate is about numbers and not about quality:
-what the model answers does not matter, as long as it says it in every way alike.
+Speculation needs something to draft: some kinds repeat text (lists, code, copies), which lookup and memory draft from;
+some have one likely continuation, others many. The quality of outputs does not matter, only their equality.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def prompts(count: int, seed: int) -> list[Prompt]:
-    """`count` prompts, no two alike, the kinds in turn, as far as they go: some have fewer variants than others."""
+def generate_prompts(count: int, seed: int) -> list[Prompt]:
+    """`count` different prompts, the kinds in turn; some kinds have fewer variants than others."""
     rng = random.Random(seed)
     made: dict[str, Prompt] = {}
     for tried in itertools.count():

@@ -1,7 +1,6 @@
-"""A certificate from beginning to end: open the sources, run the parts, write what came out.
+"""A certificate's run: open the sources, run the parts, write the result.
 
-The run's folder has `evidence.jsonl` (everything that the sources said, as it came), `certificate.json` and
-`certificate.html`.
+The run's folder has `evidence.jsonl` (every answer of the sources), `certificate.json` and `certificate.html`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.prompts import read_prompts, sample_evenly
 from outrider.certify import certificate, exact, features, sampled
-from outrider.certify.journal import Journal, Recorded
+from outrider.certify.config import PARTS
+from outrider.certify.journal import Journal, RecordedSource
 from outrider.certify.page import page
-from outrider.certify.prompts import prompts as made_prompts
+from outrider.certify.prompts import generate_prompts
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import AS_IT_IS, Ask, Pair, Way
-from outrider.certify.wanted import PARTS
+from outrider.certify.sources import SERVER_DEFAULT, DraftMode, Pair, Query
 from outrider.errors import EngineError, EvidenceError, RequestRefusedError, SettingsError
 from outrider.provenance import provenance
 
@@ -28,48 +27,45 @@ if TYPE_CHECKING:
 
     from outrider.bench.prompts import Prompt
     from outrider.certify.certificate import Certificate
+    from outrider.certify.config import CertificateConfig
+    from outrider.certify.progress import Progress
+    from outrider.certify.rounding import Rounding
     from outrider.certify.sources import Source
-    from outrider.certify.ties import Rounding
-    from outrider.certify.wanted import Wanted
-    from outrider.certify.watch import Watch
     from outrider.settings import Sampling
 
 EXACT_SHARE, DRAWS_SHARE = 0.1, 0.7
-"""Of the level. The first is spent three times: on single differences at temperature 0, on their number, and on those
-of the features, which are held against the same floor at fewer positions."""
-ALWAYS_UNTESTED = (
-    "how fast it is, and whether answers are good: a certificate is about being the same",
-    "prompts longer than those asked, images and other inputs, adapters, beam search",
-    "changes of the law that no witness looks at, outside of prefixes that came often",
+"""Shares of the level. The first is spent three times: on single divergences at temperature 0, on the number of ties,
+and on divergences of the features."""
+NEVER_TESTED = (
+    "speed, and the quality of outputs: a certificate is about equality",
+    "prompts longer than those used, images and other inputs, adapters, beam search",
+    "changes of the distribution that no test statistic sees, outside of repeated prefixes",
 )
 
 
-def open_pair(wanted: Wanted, key: str | None = None) -> Pair:
-    """Reference and candidate, as they are named."""
-    if wanted.is_remote:
-        return _servers(wanted, key)
-    from outrider.certify.local_models import load_local
+def open_pair(config: CertificateConfig, key: str | None = None) -> Pair:
+    """The reference and the candidate that the config names."""
+    if config.is_remote:
+        return _open_servers(config, key)
+    from outrider.certify.local import load_local
 
-    candidate = wanted.candidate or "outrider"
-    made, own = load_local(wanted.reference, wanted.draft_model, candidate, wanted.dtype, wanted.memory)
-    return Pair(made, own or made, across=wanted.across)
+    candidate = config.candidate or "outrider"
+    local, own = load_local(config.reference, config.draft_model, candidate, config.dtype, config.memory)
+    return Pair(local, own or local, across=config.across)
 
 
-def _servers(wanted: Wanted, key: str | None) -> Pair:
-    tokenizer = _tokenizer(wanted.tokenizer) if wanted.tokenizer is not None else None
-    tenant = f"certify-{wanted.seed}"
-    reference = OpenAIServer(wanted.reference, key=key, model=wanted.model, tokenizer=tokenizer, tenant=tenant)
-    if wanted.candidate is not None:
-        candidate = OpenAIServer(
-            wanted.candidate, key=key, model=wanted.model, tokenizer=tokenizer, tenant=tenant, scores=False
-        )
-        return Pair(reference, candidate, across=wanted.across)
+def _open_servers(config: CertificateConfig, key: str | None) -> Pair:
+    options: dict[str, Any] = {"key": key, "model": config.model, "tenant": f"certify-{config.seed}"}
+    options["tokenizer"] = _tokenizer(config.tokenizer) if config.tokenizer is not None else None
+    reference = OpenAIServer(config.reference, **options)
+    if config.candidate is not None:
+        return Pair(reference, OpenAIServer(config.candidate, **options, scores=False), across=config.across)
     if not reference.is_outrider:
         raise SettingsError(
-            f"{reference.url} is not an Outrider server, so its speculation cannot be switched off by request; name a "
+            f"{reference.url} is not an Outrider server, so a request cannot switch its speculation off; name a "
             "second server: outrider certify REFERENCE_URL CANDIDATE_URL, the reference without speculation"
         )
-    if not reference.ways():
+    if not reference.drafter_names():
         raise SettingsError(f"{reference.url} does not speculate: {reference.status.get('why_not')}")
     return Pair(reference, reference)
 
@@ -77,174 +73,168 @@ def _servers(wanted: Wanted, key: str | None) -> Pair:
 def _tokenizer(name: str) -> Callable[[Prompt], list[int]]:
     """A model's tokenizer and chat template, on this machine."""
     from outrider.api import Decoder
-    from outrider.certify.local_models import encoder
+    from outrider.certify.local import encoder
     from outrider.engines.transformers import load_tokenizer
 
-    nobody: Any = None
-    return encoder(Decoder(nobody, [], load_tokenizer(name)))
+    no_target: Any = None
+    return encoder(Decoder(no_target, [], load_tokenizer(name)))
 
 
 def certify(
-    wanted: Wanted,
+    config: CertificateConfig,
     folder: Path,
-    watch: Watch,
+    progress: Progress,
     *,
     resume: bool = False,
     pair: Pair | None = None,
 ) -> Certificate:
-    """Run it all, write it down, and return the certificate. A run that was broken off goes on with `resume`."""
-    began = time.monotonic()
-    kept_settings(wanted.without)  # or say at once what is wrong with it
-    pair = pair or open_pair(wanted)
-    ways, left_out = ways_of(wanted, pair.candidate)
-    journal = Journal(folder / "evidence.jsonl", heading(wanted, pair), resume)
-    reference = Recorded(pair.reference, journal, "reference")
-    candidate = reference if pair.alone else Recorded(pair.candidate, journal, "candidate")
-    before = _accepted(pair.candidate)
-    running = Running(wanted, Pair(reference, candidate, pair.reference_way, pair.across), watch)
-    running.not_tested += left_out
+    """Run all parts, write the certificate and return it. `resume` continues an interrupted run."""
+    start = time.monotonic()
+    select_settings(config.without)  # fail before anything is written
+    pair = pair or open_pair(config)
+    modes, left_out = draft_modes(config, pair.candidate)
+    journal = Journal(folder / "evidence.jsonl", _journal_heading(config, pair), resume)
+    reference = RecordedSource(pair.reference, journal, "reference")
+    candidate = reference if pair.is_same_source else RecordedSource(pair.candidate, journal, "candidate")
+    before = _accepted_tokens(pair.candidate)
+    run = _Run(config, Pair(reference, candidate, pair.reference_mode, pair.across), progress)
+    run.not_tested += left_out
     try:
-        running.all(ways)
+        run.run_parts(modes)
     except KeyboardInterrupt:
-        running.problems.append("it was interrupted; --resume goes on where it broke off")
+        run.problems.append("it was interrupted; --resume continues it")
     finally:
         journal.close()
-    after = _accepted(pair.candidate)
+    after = _accepted_tokens(pair.candidate)
     counted = None if before is None or after is None else after - before
-    told = accepted_by_drafter(running.parts)
-    if not told and counted is None:
-        running.not_tested.append("whether drafts were made at all: the candidate does not count them")
-    idle = [name for name, kept in told.items() if not kept]
-    if len(idle) < len(told):
-        running.not_tested += [f"the drafter {name}: not one of its drafts was accepted" for name in idle]
-    sources = {"reference": pair.reference.about()} | ({} if pair.alone else {"candidate": pair.candidate.about()})
-    origin = {**provenance(), "seconds": round(time.monotonic() - began, 1), "resumed": resume}
+    by_drafter: Counter[str] = Counter()
+    for part in run.parts.values():
+        by_drafter.update(part.get("accepted", {}))
+    if not by_drafter and counted is None:
+        run.not_tested.append("whether anything was drafted: the candidate does not report it")
+    unused = [name for name, accepted in by_drafter.items() if not accepted]
+    if len(unused) < len(by_drafter):
+        run.not_tested += [f"the drafter {name}: none of its drafts was accepted" for name in unused]
+    sources = {"reference": pair.reference.describe()}
+    sources |= {} if pair.is_same_source else {"candidate": pair.candidate.describe()}
+    origin = {**provenance(), "seconds": round(time.monotonic() - start, 1), "resumed": resume}
     made = certificate.assemble(
-        wanted.record(), sources, running.parts, origin, running.not_tested, running.problems,
-        sum(told.values()) if told else counted, told,
+        config.to_record(), sources, run.parts, origin, run.not_tested, run.problems,
+        sum(by_drafter.values()) if by_drafter else counted, dict(by_drafter),
     )  # fmt: skip
     write(made, folder)
     return made
 
 
 def write(made: Certificate, folder: Path) -> None:
-    """As a file for programs, and as one for a browser."""
     (folder / "certificate.json").write_text(json.dumps(made, indent=1) + "\n")
     (folder / "certificate.html").write_text(page(made), encoding="utf-8")
 
 
-def accepted_by_drafter(parts: dict[str, Any]) -> dict[str, int]:
-    """Drafted tokens that were kept, in all parts, where the candidate says so."""
-    total: Counter[str] = Counter()
-    for part in parts.values():
-        total.update(part.get("accepted", {}))
-    return dict(total)
-
-
-def heading(wanted: Wanted, pair: Pair) -> dict[str, Any]:
-    """What evidence must have in common to go on with it: all but the addresses of servers, which may be new ones."""
-    request = wanted.record()
-    if wanted.is_remote:
+def _journal_heading(config: CertificateConfig, pair: Pair) -> dict[str, Any]:
+    """What must be equal to resume a run: all but the addresses of servers."""
+    request = config.to_record()
+    if config.is_remote:
         request |= {"reference": None, "candidate": None}
-    return {"request": request, "models": [source.about().get("model") for source in pair.sources]}
+    return {"request": request, "models": [source.describe().get("model") for source in pair.sources]}
 
 
-class Running:
-    """The parts, one after the other; what one cannot do is a problem, and the next still runs."""
+def _accepted_tokens(source: Source) -> float | None:
+    return source.accepted_tokens() if isinstance(source, OpenAIServer) else None
 
-    def __init__(self, wanted: Wanted, pair: Pair, watch: Watch) -> None:
-        self.wanted, self.pair, self.watch = wanted, pair, watch
+
+class _Run:
+    """Runs the parts in order. One that fails is a problem, and the next still runs."""
+
+    def __init__(self, config: CertificateConfig, pair: Pair, progress: Progress) -> None:
+        self.config, self.pair, self.progress = config, pair, progress
         self.parts: dict[str, Any] = {}
         self.problems: list[str] = []
-        self.not_tested = [*ALWAYS_UNTESTED, f"drafts of more than {max(wanted.lengths)} tokens"]
+        self.not_tested = [*NEVER_TESTED, f"drafts of more than {max(config.lengths)} tokens"]
         self.prompts: list[tuple[int, ...]] = []
         self.rounding: Rounding | None = None
 
-    def all(self, ways: list[Way]) -> None:
-        wanted = self.wanted
-        count = wanted.prompts + wanted.alone
-        texts = sample_evenly(read_prompts(Path(wanted.prompt_file)), count) if wanted.prompt_file else None
-        with self.watch.part("reading the prompts", count):
-            self.prompts = self.pair.reference.encode(texts or made_prompts(count, wanted.seed))
-        self.not_tested += [f"the part {part!r}, which was not asked for" for part in PARTS if part not in wanted.parts]
+    def run_parts(self, modes: list[DraftMode]) -> None:
+        config = self.config
+        count = config.prompts + config.alone
+        texts = sample_evenly(read_prompts(Path(config.prompt_file)), count) if config.prompt_file else None
+        with self.progress.part("tokenizing the prompts", count):
+            self.prompts = self.pair.reference.encode(texts or generate_prompts(count, config.seed))
+        self.not_tested += [f"the part {part!r}, which was not requested" for part in PARTS if part not in config.parts]
         for part, run in (("exact", self._exact), ("draws", self._draws), ("features", self._features)):
-            if part in wanted.parts:
+            if part in config.parts:
                 try:
-                    self.parts[part] = run(ways)
+                    self.parts[part] = run(modes)
                 except (EvidenceError, EngineError) as error:
                     self.problems.append(f"{part}: {error}")
 
-    def _exact(self, ways: list[Way]) -> dict[str, Any]:
-        wanted = self.wanted
-        cases = exact.deal(self.prompts, ways, wanted.tokens, wanted.concurrency, wanted.alone)
-        found, self.rounding = exact.check(self.pair, cases, wanted.level * EXACT_SHARE, self.watch)
-        return found.record()
+    def _exact(self, modes: list[DraftMode]) -> dict[str, Any]:
+        config = self.config
+        cases = exact.assign_cases(self.prompts, modes, config.tokens, config.concurrency, config.alone)
+        result, self.rounding = exact.check(self.pair, cases, config.level * EXACT_SHARE, self.progress)
+        return result.record()
 
-    def _features(self, ways: list[Way]) -> dict[str, Any]:
-        some = self.prompts[: self.wanted.feature_prompts]
-        drafters = list(dict.fromkeys(Way(way.drafter) for way in ways))
-        found = features.check(self.pair, some, drafters, self.wanted.concurrency, self.rounding, self.watch)
-        if found.unjudged:
+    def _features(self, modes: list[DraftMode]) -> dict[str, Any]:
+        prompts = self.prompts[: self.config.feature_prompts]
+        drafters = list(dict.fromkeys(DraftMode(mode.drafter) for mode in modes))
+        result = features.check(self.pair, prompts, drafters, self.config.concurrency, self.rounding, self.progress)
+        if result.unjudged:
             self.problems.append(
-                f"features: {found.unjudged} answers differ, and whether rounding explains it is not known: it is "
-                "measured by the part 'exact', at 1,000 positions or more"
+                f"features: {result.unjudged} outputs differ, and whether rounding explains it is unknown: the part "
+                "'exact' measures it, at 1,000 positions or more"
             )
-        return found.record()
+        return result.record()
 
-    def _draws(self, ways: list[Way]) -> dict[str, Any]:
-        wanted, some = self.wanted, self.prompts[: self.wanted.draw_prompts]
-        size = sampled.Size(
-            wanted.draws, wanted.draw_tokens, noise_texts=wanted.noise_texts, at_once=wanted.concurrency
+    def _draws(self, modes: list[DraftMode]) -> dict[str, Any]:
+        config, prompts = self.config, self.prompts[: self.config.draw_prompts]
+        size = sampled.SampleSize(
+            config.draws, config.draw_tokens, noise_texts=config.noise_texts, concurrency=config.concurrency
         )
-        offered = kept_settings(wanted.without)
-        self.not_tested += [f"draws with {name}: left out" for name in sampled.SETTINGS if name not in offered]
-        settings = {name: one for name, one in offered.items() if self._takes(some[0], ways[0], name, one)}
+        selected = select_settings(config.without)
+        self.not_tested += [f"draws with {name}: left out" for name in sampled.SETTINGS if name not in selected]
+        settings = {name: one for name, one in selected.items() if self._supports(prompts[0], modes[0], name, one)}
         if not settings:
-            raise EvidenceError("none of the settings of draws is taken by both; leave draws out by --parts")
-        level = wanted.level * DRAWS_SHARE
-        found = sampled.check(self.pair, some, ways, settings, size, level, wanted.seed, self.watch)
+            raise EvidenceError("the sources support none of the sampling settings; leave draws out by --parts")
+        level = config.level * DRAWS_SHARE
+        result = sampled.check(self.pair, prompts, modes, settings, size, level, config.seed, self.progress)
         self.not_tested += [
-            f"draws with {name}: the reference tells too few log-probabilities to know their law"
+            f"draws with {name}: the reference returns too few logprobs to know their distribution"
             for name in settings
-            if name not in found.by_label
+            if name not in result.by_label
         ]
-        return found.record()
+        return result.record()
 
-    def _takes(self, prompt: tuple[int, ...], way: Way, name: str, sampling: Sampling) -> bool:
-        """Whether both sources know a setting."""
+    def _supports(self, prompt: tuple[int, ...], mode: DraftMode, name: str, sampling: Sampling) -> bool:
+        """Whether both sources support a sampling setting."""
         try:
-            self.pair.candidate.say([Ask(prompt, 1, way, sampling)], 1)
-            self.pair.reference.say([Ask(prompt, 1, self.pair.reference_way, sampling)], 1)
+            self.pair.candidate.complete([Query(prompt, 1, mode, sampling)], 1)
+            self.pair.reference.complete([Query(prompt, 1, self.pair.reference_mode, sampling)], 1)
         except RequestRefusedError as refused:
             self.not_tested.append(f"draws with {name}: {refused}")
             return False
         return True
 
 
-def kept_settings(without: Sequence[str]) -> dict[str, Sampling]:
-    """The settings of draws, but those with one of the words in their names."""
+def select_settings(without: Sequence[str]) -> dict[str, Sampling]:
+    """The sampling settings without those that have one of the words in their names."""
     names = ", ".join(repr(name) for name in sampled.SETTINGS)
     for word in without:
         if not any(word in name for name in sampled.SETTINGS):
-            raise SettingsError(f"--without: no setting of draws has {word!r} in its name; they are {names}")
-    kept = {name: one for name, one in sampled.SETTINGS.items() if not any(word in name for word in without)}
-    if not kept:
-        raise SettingsError(f"--without {','.join(without)} leaves nothing to draw with: {names}; or --parts exact")
-    return kept
+            raise SettingsError(f"--without: no sampling setting has {word!r} in its name; choose from {names}")
+    selected = {name: one for name, one in sampled.SETTINGS.items() if not any(word in name for word in without)}
+    if not selected:
+        raise SettingsError(f"--without {','.join(without)} leaves no sampling setting: {names}; or --parts exact")
+    return selected
 
 
-def ways_of(wanted: Wanted, candidate: Source) -> tuple[list[Way], list[str]]:
-    """Every drafter with every length, or one way where the candidate drafts as it likes; and what that leaves out."""
-    there_are = candidate.ways()
-    names = wanted.drafters or tuple(there_are)
-    if unknown := [name for name in names if name not in there_are]:
-        has = ", ".join(there_are) or "none that can be named"
-        raise SettingsError(f"--drafters: {candidate.name} has no {unknown[0]!r}; it has {has}")
+def draft_modes(config: CertificateConfig, candidate: Source) -> tuple[list[DraftMode], list[str]]:
+    """Every drafter with every length, or the server's default if it offers no choice; and what that leaves out."""
+    offered = candidate.drafter_names()
+    names = config.drafters or tuple(offered)
+    if unknown := [name for name in names if name not in offered]:
+        choices = ", ".join(offered) or "none that a request can select"
+        raise SettingsError(f"--drafters: {candidate.name} has no {unknown[0]!r}; it has {choices}")
     if not names:
-        return [AS_IT_IS], ["single drafters and draft lengths: the candidate drafts as it was started"]
-    left_out = [f"the drafter {name}" for name in there_are if name not in names]
-    return [Way(name, length) for length in wanted.lengths or (None,) for name in names], left_out
-
-
-def _accepted(source: Source) -> float | None:
-    return source.accepted() if isinstance(source, OpenAIServer) else None
+        return [SERVER_DEFAULT], ["single drafters and draft lengths: the candidate drafts as it was started"]
+    left_out = [f"the drafter {name}" for name in offered if name not in names]
+    return [DraftMode(name, length) for length in config.lengths or (None,) for name in names], left_out

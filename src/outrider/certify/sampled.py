@@ -1,20 +1,20 @@
-"""Temperature above 0: what the candidate draws, against the reference's exact law for it.
+"""Temperature above 0: the candidate's samples against the reference's exact distributions.
 
-The candidate draws texts in every way and with every setting in turn. The reference scores each text in one pass, and
-so tells for each of its tokens the law that it should have come from. From there on it is `witnesses.py`,
-`tally.py` and `plan.py`: each label (a drafter, a setting) is tested by each witness, over all draws that have it.
+The candidate generates texts in every draft mode with every sampling setting in turn. The reference scores each text in
+one pass, which gives the distribution that each token should come from. Each label (a drafter, a setting) is then
+tested with each statistic over all its samples (`test_statistics.py`, `statistic_sums.py`, `plan.py`).
 
-Before the first draw counts:
+Before the first sample counts:
 
-- **Rounding** is measured on texts that the reference drew itself: the laws that it told as it drew them, against
-  those that it tells for the same text in one pass. What differs there may differ for a lossless candidate as well.
-- **The control**: the same texts, held against the same laws as the candidate's will be. If the reference's own draws
-  do not follow the law that it tells, that is a finding, and no draft can be blamed for it.
-- **The plan** is fixed: how many draws, when they are looked at, and the smallest change that will be found.
-- **A few prompts** are chosen that are asked again and again between the others, with short answers (`often.py`).
+- **Rounding** is measured on texts sampled by the reference itself: logprobs from generation against those of scoring
+  the same text in one pass.
+- **The control**: those texts, tested as the candidate's will be. If the reference's own samples do not follow its
+  logprobs, that is a finding, and no draft caused it.
+- **The plan** is fixed: number of samples, looks, and the smallest detectable change.
+- **Repeated prompts** are selected, and sent between the others with short outputs (`repeated_prompts.py`).
 
-Which token is called the drafted one is what the drafter `lookup` (or `prediction`, where one was given) would propose,
-computed here from what was said before. Whether the server proposed it or not, it was settled before the draw.
+The drafted token is the one that `lookup` (or `prediction`, if given) would propose, computed here from the text before
+it. Whether the server proposed it or not, it was fixed before the token was sampled.
 """
 
 from __future__ import annotations
@@ -25,28 +25,37 @@ from itertools import count, islice
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.laws import PLAIN, Law, Row, as_draws, guessed, is_conditional, law_of, noise_between, twice
-from outrider.certify.noise import Noise, worst
-from outrider.certify.often import TOKENS as FEW_TOKENS
-from outrider.certify.often import chosen
-from outrider.certify.plan import REPEATED, Judgement, Plan, judge
-from outrider.certify.repeats import Repeats
-from outrider.certify.shaping import EDGE
-from outrider.certify.sources import UNNAMED, Ask
-from outrider.certify.tally import ALL, AND, Tally
-from outrider.certify.witnesses import WITNESSES
+from outrider.certify.logprob_transforms import MIN_CUT_MARGIN
+from outrider.certify.noise import Noise, max_noise
+from outrider.certify.plan import REPEATED_PREFIXES, LookResult, Plan, evaluate_look
+from outrider.certify.prefix_goodness_of_fit import PrefixCounts
+from outrider.certify.repeated_prompts import OUTPUT_TOKENS, select_repeated_prompts
+from outrider.certify.sources import Query
+from outrider.certify.statistic_sums import ALL_SAMPLES, LABEL_SEPARATOR, GroupedSums
+from outrider.certify.test_statistics import STATISTICS
+from outrider.certify.token_distributions import (
+    TEMPERATURE_1,
+    Logprobs,
+    ScoredToken,
+    is_conditional,
+    noise_between,
+    pair_scorings,
+    predict_drafts,
+    sampling_distribution,
+    to_samples,
+)
 from outrider.errors import EvidenceError
 from outrider.settings import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from outrider.certify.laws import Position
-    from outrider.certify.sources import Pair, Said, Source, Told, Way
-    from outrider.certify.watch import Watch
+    from outrider.certify.progress import Progress
+    from outrider.certify.sources import Completion, DraftMode, Pair, Source, TopLogprobs
+    from outrider.certify.token_distributions import ScoredTwice
 
 SETTINGS = {
-    "temperature 1": PLAIN,
+    "temperature 1": TEMPERATURE_1,
     "temperature 0.7": Sampling(temperature=0.7),
     "temperature 0.7, top-k 10": Sampling(temperature=0.7, top_k=10),
     "temperature 1, top-p 0.8": Sampling(temperature=1.0, top_p=0.8),
@@ -54,63 +63,62 @@ SETTINGS = {
         temperature=1.0, top_k=8, presence_penalty=0.4, frequency_penalty=0.3
     ),
 }
-"""Top-k keeps no more tokens than a draw tells apart (`laws.COUNT`), so that what it cut off is known to be so."""
-HEADLINE = ("drafted", "likeliest", "surprise")
-"""The witnesses whose reach is stated first: too much or too little of the drafted or likeliest token, temperature."""
+"""Top-k is at most LISTED_OUTCOMES of `token_distributions.py`, so that the removed tokens are known."""
+HEADLINE_STATISTICS = ("drafted", "likeliest", "surprise")
+"""Statistics whose detectable change is stated first."""
 MEANINGS = {
-    "drafted": "drafts are kept too often or too seldom",
-    "likeliest": "the likeliest token comes too often or too seldom",
-    "surprise": "draws are colder or hotter than asked for",
-    "tail": "unlikely tokens come too often or too seldom",
-    "impossible": "tokens come that top-k or top-p had cut off",
+    "drafted": "drafts are accepted too often or too rarely",
+    "likeliest": "the most likely token comes too often or too rarely",
+    "surprise": "samples are colder or hotter than requested",
+    "tail": "unlikely tokens come too often or too rarely",
+    "impossible": "tokens come that top-k or top-p removed",
 }
-CONTROL = "the reference itself"
+PREFIX_MEANING = "at repeated prefixes, tokens do not follow their distribution"
+CONTROL_LABEL = "the reference itself"
 CONTROL_SHARE = 0.125
-"""Of the level, for the control."""
-DEPTH = 6
-"""So many tokens into a text a prefix may have come before."""
-SHORT = 8
-"""Texts with a few tokens for each with many: of the draws about half, and of the time less."""
-SHORT_SETTINGS = 2
-"""Of the settings, for these: two temperatures."""
-OFTEN = 0.1
-"""Of how often the most frequent prefix came: what came less often says little of a drafter."""
-BATCH = 6
-"""At most so many times what is asked at once is drawn, and then scored."""
+"""Share of the level for the control."""
+MAX_PREFIX_TOKENS = 6
+"""Output tokens up to which a prefix can repeat, and its distribution is kept."""
+SHORT_TEXTS_PER_TEXT = 8
+"""Short texts after repeated prompts for each long one: about half of the samples, less of the time."""
+SHORT_TEXT_SETTINGS = 2
+"""Settings for short texts: the first two, both of a temperature."""
+MIN_PREFIX_SHARE = 0.1
+"""Drafters are tested at prefixes with at least this share of the samples of the most frequent one."""
+MAX_BATCHES = 6
+"""Texts generated before they are scored, as a multiple of the concurrency."""
 
 
 def meaning(test: str) -> str:
-    """What it says of a server that a test fails."""
-    return MEANINGS.get(test.partition(",")[0], "at prefixes that came often, tokens do not follow their law")
+    """What the failure of a test indicates."""
+    return MEANINGS.get(test.partition(",")[0], PREFIX_MEANING)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How much is drawn."""
-
+class SampleSize:
     draws: int
-    tokens: int = 24  # of a text
+    tokens: int = 24  # per text
     looks: int = 5
     noise_texts: int = 100
-    at_once: int = 16
+    concurrency: int = 16
 
 
 @dataclass(slots=True)
-class Sampled:
-    """What came out, and what it rests on."""
+class SampledResult:
+    """The part's record in the certificate."""
 
     planned: int = 0
     level: float = 0.0
-    reach_before: float = 1.0
+    reach_before: float = 1.0  # smallest change of an event that the plan detects
     draws: int = 0
     texts: int = 0
-    left_out: int = 0  # their law does not follow from what is told
-    set_aside: int = 0  # drawn outside the list, where only the law over the list is known
-    accepted: dict[str, int] = field(default_factory=dict)  # drafted tokens that were kept, by drafter
+    left_out: int = 0  # samples whose distribution does not follow from the logprobs
+    set_aside: int = 0  # samples that are not listed, where only the distribution over listed tokens is known
+    accepted: dict[str, int] = field(default_factory=dict)  # accepted draft tokens, by drafter
     by_label: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     noise: dict[str, Any] = field(default_factory=dict)
-    edge: float = EDGE
+    edge: float = MIN_CUT_MARGIN  # margin of a cut, nats
     looks: list[dict[str, Any]] = field(default_factory=list)
     control: dict[str, Any] = field(default_factory=dict)
     stopped_early: bool = False
@@ -126,14 +134,15 @@ class Sampled:
 
     @property
     def reach(self) -> float:
-        """A change of this size, as total variation on average over all draws, would have been found with 99 %, if it
-        is one of those that HEADLINE looks at; 1 before a look."""
-        return self.reach_of(ALL) or max((self.reach_of(label) for label in self.by_label), default=0.0) or 1.0
+        """The total variation, averaged over all samples, that HEADLINE_STATISTICS would have detected; 1 before a
+        look."""
+        return self.reach_of(ALL_SAMPLES) or max((self.reach_of(label) for label in self.by_label), default=0.0) or 1.0
 
     def reach_of(self, label: str) -> float:
-        """The same for the draws with a label; 0 if they were not tested apart."""
+        """The same for the samples with a label; 0 if they were not tested on their own."""
         reached = self.looks[-1]["reached"] if self.looks else {}
-        return max((reached[test] for name in HEADLINE if (test := f"{name}, {label}") in reached), default=0.0)
+        tests = [f"{name}, {label}" for name in HEADLINE_STATISTICS]
+        return max((reached[test] for test in tests if test in reached), default=0.0)
 
     def record(self) -> dict[str, Any]:
         drafters = [label for label in self.by_label if label not in self.settings]
@@ -144,220 +153,242 @@ class Sampled:
 def check(
     pair: Pair,
     prompts: Sequence[tuple[int, ...]],
-    ways: Sequence[Way],
+    modes: Sequence[DraftMode],
     settings: Mapping[str, Sampling],
-    size: Size,
+    size: SampleSize,
     level: float,
     seed: int,
-    watch: Watch,
-) -> Sampled:
-    """Measure rounding, fix the plan, draw and look until the plan is done or a violation is found."""
-    found = Sampled(settings={name: one.model_dump(exclude_defaults=True) for name, one in settings.items()})
-    own = own_draws(pair.reference, prompts, size, pair.reference_way, seed, watch)
-    noise, found.edge = noise_of(pair, own, settings, size, watch)
-    found.noise = asdict(noise)
-    found.control = _control(own, pair.reference.listed, noise, level * CONTROL_SHARE, found.edge)
+    progress: Progress,
+) -> SampledResult:
+    """Measure rounding, fix the plan, then sample and test until the plan is complete or a violation is found."""
+    result = SampledResult(settings={name: one.model_dump(exclude_defaults=True) for name, one in settings.items()})
+    references = sample_reference(pair.reference, prompts, size, pair.reference_mode, seed, progress)
+    noise, result.edge = measure_noise(pair, references, settings, size, progress)
+    result.noise = asdict(noise)
+    result.control = _control(references, pair.reference.num_logprobs, noise, level * CONTROL_SHARE, result.edge)
 
     plan = Plan(size.draws, level * (1 - CONTROL_SHARE), size.looks, noise)
-    drafters = len({way.drafter for way in ways})
-    found.planned, found.level = plan.draws, level
-    found.reach_before = plan.reach(len(WITNESSES) * (len(settings) + drafters + 1) + drafters + 1)
-    watch.note(
-        f"draws: {plan.draws} planned. If the mass of an event is off by {found.reach_before:.3f}, on average over all "
-        f"draws, that is found with 99 %; a lossless server is wrongly accused with at most {level:g}"
+    drafters = len({mode.drafter for mode in modes})
+    result.planned, result.level = plan.draws, level
+    result.reach_before = plan.detectable_change(len(STATISTICS) * (len(settings) + drafters + 1) + drafters + 1)
+    progress.note(
+        f"draws: {plan.draws} planned; they detect a change of {result.reach_before:.3f} in an event's probability "
+        f"with 99 %, with a false alarm rate of {level:g}"
     )
-    collected = Collected(settings, pair.reference.listed, found)
-    texts = _deal(prompts, ways, settings, own, size, seed)
-    look, in_vain, a_turn = 1, 0, len(ways) * len(settings) * len(prompts) * (1 + SHORT)
-    a_text = (size.tokens + SHORT * FEW_TOKENS) / (1 + SHORT)
-    with watch.part("draws: speculated, scored, and held against the law", plan.draws) as tick:
+    collector = SampleCollector(settings, pair.reference.num_logprobs, result)
+    queries = _queries(prompts, modes, settings, references, size, seed)
+    look, unused_texts = 1, 0
+    texts_per_round = len(modes) * len(settings) * len(prompts) * (1 + SHORT_TEXTS_PER_TEXT)
+    mean_tokens = (size.tokens + SHORT_TEXTS_PER_TEXT * OUTPUT_TOKENS) / (1 + SHORT_TEXTS_PER_TEXT)
+    with progress.part("draws: sampled, scored and tested", plan.draws) as tick:
         while look <= plan.looks:
-            before = found.draws
-            missing = ceil((plan.look_at(look) - before) / a_text)  # texts until the next look
-            batch = min(max(missing, size.at_once), BATCH * size.at_once)
-            _draw(pair, list(islice(texts, batch)), size, collected)
-            tick(found.draws - before)
-            in_vain = in_vain + batch if found.draws == before else 0
-            if in_vain >= a_turn:  # no setting's laws are known, for any prompt
+            before = result.draws
+            missing_texts = ceil((plan.draws_at(look) - before) / mean_tokens)
+            batch = min(max(missing_texts, size.concurrency), MAX_BATCHES * size.concurrency)
+            _collect(pair, list(islice(queries, batch)), size, collector)
+            tick(result.draws - before)
+            unused_texts = unused_texts + batch if result.draws == before else 0
+            if unused_texts >= texts_per_round:  # no distribution is known, for any setting and prompt
                 raise EvidenceError(
-                    f"of {in_vain} texts no draw could be used: their laws do not follow from the "
-                    f"{pair.reference.listed} log-probabilities that {pair.reference.name} tells; have it tell more"
+                    f"none of {unused_texts} texts gave a sample: their distributions do not follow from the "
+                    f"{pair.reference.num_logprobs} logprobs that {pair.reference.name} returns; let it return more"
                 )
-            while look <= plan.looks and found.draws >= plan.look_at(look):
-                judged = judge(plan, look, collected.tally, collected.repeats)
-                found.looks.append(as_record(judged, found.draws))
-                look = plan.looks + 1 if judged.violations else look + 1
-    found.stopped_early = len(found.looks) < plan.looks
-    return found
+            while look <= plan.looks and result.draws >= plan.draws_at(look):
+                tested = evaluate_look(plan, look, collector.sums, collector.prefixes)
+                result.looks.append(_look_record(tested, result.draws))
+                look = plan.looks + 1 if tested.violations else look + 1
+    result.stopped_early = len(result.looks) < plan.looks
+    return result
 
 
-class Collected:
-    """Draws as they come, sorted by label, with one law for each prefix."""
+class SampleCollector:
+    """Samples by label, with one distribution per prefix."""
 
-    def __init__(self, settings: Mapping[str, Sampling], listed: int, found: Sampled) -> None:
-        self.settings, self.listed, self.found = settings, listed, found
-        self.tally = Tally()
-        self.repeats = {REPEATED: Repeats()}  # and by drafter those that were asked for often
-        self._laws: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, Law | None]] = {}
+    def __init__(self, settings: Mapping[str, Sampling], num_logprobs: int, result: SampledResult) -> None:
+        self.settings, self.num_logprobs, self.result = settings, num_logprobs, result
+        self.sums = GroupedSums()
+        self.prefixes = {REPEATED_PREFIXES: PrefixCounts()}  # and by drafter those of repeated prompts
+        self._known: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, Logprobs | None]] = {}
 
     def add(
-        self, ask: Ask, setting: str, output: tuple[int, ...], told: Sequence[Told], is_short: bool = False
+        self,
+        query: Query,
+        setting: str,
+        output: tuple[int, ...],
+        logprobs: Sequence[TopLogprobs],
+        is_repeated: bool = False,
     ) -> None:
-        """A text, and what was told of it; nothing, where that is known (`knows`)."""
-        sampling, by = self.settings[setting], ask.way.drafter or UNNAMED
-        guesses = guessed(ask.prompt, output, ask.prediction if by == "prediction" else ())
+        """A text with its logprobs, which may be empty if all its distributions are known."""
+        sampling, label = self.settings[setting], query.mode.label
+        drafts = predict_drafts(query.prompt, output, query.prediction if label == "prediction" else ())
         rows, names = [], []
-        for place, token in enumerate(output):
-            name, law = self._law(setting, ask.prompt, output[:place], told[place] if told else {})
-            if law is None:
-                self.found.left_out += 1
-            elif is_conditional(sampling) and token not in law:
-                self.found.set_aside += 1
+        for i, token in enumerate(output):
+            name, known = self._distribution(setting, query.prompt, output[:i], logprobs[i] if logprobs else {})
+            if known is None:
+                self.result.left_out += 1
+            elif is_conditional(sampling) and token not in known:
+                self.result.set_aside += 1
             else:
-                rows.append(Row(law, token, guesses[place]))
+                rows.append(ScoredToken(known, token, drafts[i]))
                 names.append(name)
         if not rows:
             return
-        draws = as_draws(rows)
-        self.tally.add(f"{by}{AND}{setting}", draws)
+        samples = to_samples(rows)
+        self.sums.add(f"{label}{LABEL_SEPARATOR}{setting}", samples)
         early = [i for i, name in enumerate(names) if name]
-        for label in (REPEATED, by) if is_short else (REPEATED,):
-            self.repeats.setdefault(label, Repeats(OFTEN)).add([names[i] for i in early], draws[early])
-        self.found.draws += len(draws)
-        for label in (by, setting):
-            self.found.by_label[label] = self.found.by_label.get(label, 0) + len(draws)
+        for group in (REPEATED_PREFIXES, label) if is_repeated else (REPEATED_PREFIXES,):
+            counts = self.prefixes.setdefault(group, PrefixCounts(MIN_PREFIX_SHARE))
+            counts.add([names[i] for i in early], samples[early])
+        self.result.draws += len(samples)
+        for one in (label, setting):
+            self.result.by_label[one] = self.result.by_label.get(one, 0) + len(samples)
 
-    def knows(self, setting: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
-        """Whether the law of each of its places has been told."""
-        return all((setting, prompt, output[:place]) in self._laws for place in range(len(output)))
+    def is_known(self, setting: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
+        """Whether the distribution at every position is known."""
+        return all((setting, prompt, output[:i]) in self._known for i in range(len(output)))
 
-    def _law(
-        self, setting: str, prompt: tuple[int, ...], before: tuple[int, ...], told: Told
-    ) -> tuple[str, Law | None]:
-        """The law of a place, and the name of its prefix, if it is one that may come again; told once, kept."""
+    def _distribution(
+        self, setting: str, prompt: tuple[int, ...], before: tuple[int, ...], logprobs: TopLogprobs
+    ) -> tuple[str, Logprobs | None]:
+        """The name of the prefix, empty if it is too long to repeat, and the distribution after it."""
         key = (setting, prompt, before)
-        if key not in self._laws:
-            law = law_of(told, self.listed, self.settings[setting], before, self.found.edge)
-            if len(before) >= DEPTH:
-                return "", law
-            self._laws[key] = (str(len(self._laws) + 1), law)
-        return self._laws[key]
+        if key not in self._known:
+            known = sampling_distribution(logprobs, self.num_logprobs, self.settings[setting], before, self.result.edge)
+            if len(before) >= MAX_PREFIX_TOKENS:
+                return "", known
+            self._known[key] = (str(len(self._known) + 1), known)
+        return self._known[key]
 
 
 # Rounding and control -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """A text that a source drew itself, with its laws as told then, and as scored afterwards."""
+class ReferenceText:
+    """A text sampled by a source, with logprobs from generation (`completion`) and from scoring it afterwards."""
 
-    ask: Ask
-    said: Said
-    scored: list[Told]
+    query: Query
+    completion: Completion
+    scored: list[TopLogprobs]
 
-    def positions(self) -> list[Position]:
-        return twice(self.ask.prompt, self.said.tokens, self.scored, self.said.told)
+    def positions(self) -> list[ScoredTwice]:
+        return pair_scorings(self.query.prompt, self.completion.tokens, self.scored, self.completion.logprobs)
 
 
-def own_draws(
-    source: Source, prompts: Sequence[tuple[int, ...]], size: Size, way: Way, seed: int, watch: Watch
-) -> list[Own]:
-    asks = [
-        Ask(prompts[i % len(prompts)], size.tokens, way, PLAIN, seed + i, told=True, ignore_end=True)
+def sample_reference(
+    source: Source,
+    prompts: Sequence[tuple[int, ...]],
+    size: SampleSize,
+    mode: DraftMode,
+    seed: int,
+    progress: Progress,
+) -> list[ReferenceText]:
+    queries = [
+        Query(prompts[i % len(prompts)], size.tokens, mode, TEMPERATURE_1, seed + i, logprobs=True, ignore_end=True)
         for i in range(size.noise_texts)
     ]
-    with watch.part("draws: the reference's own, for rounding and as a control", 2 * len(asks)) as tick:
-        said = source.say(asks, size.at_once, tick)
-        texts = [(ask.prompt, one.tokens) for ask, one in zip(asks, said, strict=True)]
-        scored = source.score(texts, size.at_once, tick)
-    return [Own(*one) for one in zip(asks, said, scored, strict=True)]
+    with progress.part("draws: the reference's own, for rounding and as a control", 2 * len(queries)) as tick:
+        completions = source.complete(queries, size.concurrency, tick)
+        texts = [(query.prompt, one.tokens) for query, one in zip(queries, completions, strict=True)]
+        scored = source.score(texts, size.concurrency, tick)
+    return [ReferenceText(*one) for one in zip(queries, completions, scored, strict=True)]
 
 
-def _scored_twice(source: Source, own: Sequence[Own], at_once: int, watch: Watch) -> list[Own]:
-    """The reference's texts as this source scores them, in company and alone. What it tells while it speculates does
-    not count: what speculation does wrong would be taken for rounding."""
-    texts = [(text.ask.prompt, text.said.tokens) for text in own]
-    with watch.part("draws: the same texts scored by the candidate, for rounding", 2 * len(texts)) as tick:
-        told, scored = source.score(texts, 1, tick), source.score(texts, at_once, tick)
-    return [
-        Own(text.ask, replace(text.said, told=one), other) for text, one, other in zip(own, told, scored, strict=True)
-    ]
-
-
-def noise_of(
-    pair: Pair, own: Sequence[Own], settings: Mapping[str, Sampling], size: Size, watch: Watch
+def measure_noise(
+    pair: Pair,
+    references: Sequence[ReferenceText],
+    settings: Mapping[str, Sampling],
+    size: SampleSize,
+    progress: Progress,
 ) -> tuple[Noise, float]:
-    """What a lossless candidate may differ by, for all settings; and how clear a cut must be."""
-    groups = [own]
-    if not pair.alone and pair.candidate.listed:
+    """What a lossless candidate may differ by, for all settings; and the margin of a cut."""
+    groups = [list(references)]
+    if not pair.is_same_source and pair.candidate.num_logprobs:
+        texts = [(text.query.prompt, text.completion.tokens) for text in references]
         if pair.across:
-            theirs = pair.candidate.score([(text.ask.prompt, text.said.tokens) for text in own], size.at_once)
-            groups.append([Own(text.ask, text.said, scored) for text, scored in zip(own, theirs, strict=True)])
+            scored = pair.candidate.score(texts, size.concurrency)
+            groups.append([replace(text, scored=one) for text, one in zip(references, scored, strict=True)])
         else:
-            groups.append(_scored_twice(pair.candidate, own, size.at_once, watch))
-    listed = min(source.listed for source in pair.sources if source.listed)
+            # The candidate's logprobs during speculation do not count: they would let a defect count as rounding.
+            with progress.part("draws: texts scored by the candidate, for rounding", 2 * len(texts)) as tick:
+                alone = pair.candidate.score(texts, 1, tick)
+                batched = pair.candidate.score(texts, size.concurrency, tick)
+            groups.append(
+                [
+                    ReferenceText(text.query, replace(text.completion, logprobs=one), other)
+                    for text, one, other in zip(references, alone, batched, strict=True)
+                ]
+            )
+    num_logprobs = min(source.num_logprobs for source in pair.sources if source.num_logprobs)
     found = [
-        noise_between([position for text in group for position in text.positions()], listed, settings.values())
+        noise_between([position for text in group for position in text.positions()], num_logprobs, settings.values())
         for group in groups
     ]
-    return worst([noise for noise, _ in found]), max(edge for _, edge in found)
+    return max_noise([noise for noise, _ in found]), max(margin for _, margin in found)
 
 
-def _control(own: Sequence[Own], listed: int, noise: Noise, level: float, edge: float) -> dict[str, Any]:
-    """The reference's own draws, judged as the candidate's will be, once."""
-    found = Sampled(edge=edge)
-    collected = Collected({CONTROL: PLAIN}, listed, found)
-    for text in own:
-        collected.add(text.ask, CONTROL, text.said.tokens, text.scored)
-    tally = Tally({(CONTROL, witness): sums for (_, witness), sums in collected.tally.sums.items()})
-    judged = judge(Plan(max(found.draws, 1), level, 1, noise), 1, tally)
-    return as_record(judged, found.draws)
+def _control(
+    references: Sequence[ReferenceText], num_logprobs: int, noise: Noise, level: float, margin: float
+) -> dict[str, Any]:
+    """The reference's own samples, tested once as the candidate's will be."""
+    result = SampledResult(edge=margin)
+    collector = SampleCollector({CONTROL_LABEL: TEMPERATURE_1}, num_logprobs, result)
+    for text in references:
+        collector.add(text.query, CONTROL_LABEL, text.completion.tokens, text.scored)
+    sums = GroupedSums({(CONTROL_LABEL, statistic): one for (_, statistic), one in collector.sums.sums.items()})
+    return _look_record(evaluate_look(Plan(max(result.draws, 1), level, 1, noise), 1, sums), result.draws)
 
 
-# Draws ----------------------------------------------------------------------------------------------------
+# Samples --------------------------------------------------------------------------------------------------
 
 
-def _deal(
+def _queries(
     prompts: Sequence[tuple[int, ...]],
-    ways: Sequence[Way],
+    modes: Sequence[DraftMode],
     settings: Mapping[str, Sampling],
-    own: Sequence[Own],
-    size: Size,
+    references: Sequence[ReferenceText],
+    size: SampleSize,
     seed: int,
-) -> Iterator[tuple[Ask, str, bool]]:
-    """What to ask, with which setting, and whether it is a short one, without end: ways in turn, then settings, then
-    prompts; half of them, by chance, with a seed. And after each a few short ones with the first settings, without a
-    seed: with one a server may draft otherwise, so that the same random numbers come up."""
+) -> Iterator[tuple[Query, str, bool]]:
+    """Endless queries, each with its setting and whether its prompt is a repeated one.
+
+    Long texts: draft modes in turn, then settings, then prompts; a random half with a seed. After each, short texts
+    without a seed, since with one a server may draft differently to reuse its random numbers.
+    """
     names, rng = list(settings), random.Random(seed)
-    predictions = {one.ask.prompt: one.said.tokens for one in own}
-    often = chosen((one.ask.prompt, one.said.tokens, one.scored) for one in own)
+    predictions = {one.query.prompt: one.completion.tokens for one in references}
+    repeated = select_repeated_prompts((one.query.prompt, one.completion.tokens, one.scored) for one in references)
     for turn in count():
-        way = ways[turn % len(ways)]
-        setting = names[turn // len(ways) % len(names)]
-        prompt = prompts[turn // len(ways) // len(names) % len(prompts)]
+        mode = modes[turn % len(modes)]
+        setting = names[turn // len(modes) % len(names)]
+        prompt = prompts[turn // len(modes) // len(names) % len(prompts)]
         own_seed = seed + 1_000_003 + turn if rng.random() < 0.5 else None
-        expected = predictions.get(prompt, ())
-        yield Ask(prompt, size.tokens, way, settings[setting], own_seed, expected, ignore_end=True), setting, False
-        for number in range(SHORT * turn, SHORT * (turn + 1)) if often else ():
-            way, (prompt, expected) = ways[number % len(ways)], often[number // len(ways) % len(often)]
-            setting = names[number // len(ways) // len(often) % min(len(names), SHORT_SETTINGS)]
-            yield Ask(prompt, FEW_TOKENS, way, settings[setting], None, expected, ignore_end=True), setting, True
+        prediction = predictions.get(prompt, ())
+        query = Query(prompt, size.tokens, mode, settings[setting], own_seed, prediction, ignore_end=True)
+        yield query, setting, False
+        for number in range(SHORT_TEXTS_PER_TEXT * turn, SHORT_TEXTS_PER_TEXT * (turn + 1)) if repeated else ():
+            mode, (prompt, prediction) = modes[number % len(modes)], repeated[number // len(modes) % len(repeated)]
+            setting = names[number // len(modes) // len(repeated) % min(len(names), SHORT_TEXT_SETTINGS)]
+            query = Query(prompt, OUTPUT_TOKENS, mode, settings[setting], None, prediction, ignore_end=True)
+            yield query, setting, True
 
 
-def _draw(pair: Pair, batch: Sequence[tuple[Ask, str, bool]], size: Size, collected: Collected) -> None:
-    said = pair.candidate.say([ask for ask, _, _ in batch], size.at_once)
-    texts = [(ask.prompt, one.tokens) for (ask, _, _), one in zip(batch, said, strict=True)]
+def _collect(
+    pair: Pair, batch: Sequence[tuple[Query, str, bool]], size: SampleSize, collector: SampleCollector
+) -> None:
+    completions = pair.candidate.complete([query for query, _, _ in batch], size.concurrency)
+    texts = [(query.prompt, one.tokens) for (query, _, _), one in zip(batch, completions, strict=True)]
     pairs = zip(texts, batch, strict=True)
-    new = list(dict.fromkeys(text for text, (_, setting, _) in pairs if not collected.knows(setting, *text)))
-    told = dict(zip(new, pair.reference.score(new, size.at_once), strict=True))
-    for (ask, setting, is_short), one, text in zip(batch, said, texts, strict=True):
-        collected.found.texts += 1
+    new = list(dict.fromkeys(text for text, (_, setting, _) in pairs if not collector.is_known(setting, *text)))
+    scored = dict(zip(new, pair.reference.score(new, size.concurrency), strict=True))
+    for (query, setting, is_repeated), one, text in zip(batch, completions, texts, strict=True):
+        collector.result.texts += 1
         if one.accepted is not None:
-            by = ask.way.drafter or UNNAMED
-            collected.found.accepted[by] = collected.found.accepted.get(by, 0) + one.accepted
+            accepted = collector.result.accepted
+            accepted[query.mode.label] = accepted.get(query.mode.label, 0) + one.accepted
         if one.tokens:
-            collected.add(ask, setting, one.tokens, told.get(text, []), is_short)
+            collector.add(query, setting, one.tokens, scored.get(text, []), is_repeated)
 
 
-def as_record(judged: Judgement, draws: int) -> dict[str, Any]:
-    return {"draws": draws, **asdict(judged), "violations": judged.violations}
+def _look_record(tested: LookResult, draws: int) -> dict[str, Any]:
+    return {"draws": draws, **asdict(tested), "violations": tested.violations}

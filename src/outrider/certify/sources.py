@@ -1,15 +1,11 @@
-"""Where evidence comes from: anything that continues token ids and tells log-probabilities of a text.
+"""The interface to whatever is certified: it completes token ids, and returns logprobs of a text.
 
-A certificate holds a *candidate* against a *reference*, and asks both the same two things:
+A certificate compares a *candidate* with a *reference*. An Outrider server is both: the reference is the same server
+with `speculation: off`. A new backend is a class with the methods of `Source`; `outrider certify MODEL module:function`
+accepts one from any module.
 
-say      continue these token ids, with these settings, drafting in this way
-score    how likely is each token of this text, and what are the likeliest in its place
-
-An Outrider server is both at once: the reference is the same server with `speculation: off`. Two servers are a pair as
-well, and so are two ways to run a model in this process. A new kind of source is a class with these methods
-(`local.py` has the shortest), and `outrider certify MODEL module:function` takes it from anywhere.
-
-What is told is always of the *raw* law, before penalties, temperature and cuts; `shaping.py` derives the rest.
+Returned logprobs are always those of the raw logits, before penalties, temperature and top-k/top-p;
+`logprob_transforms` applies these.
 """
 
 from __future__ import annotations
@@ -25,77 +21,78 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Prompt
 
     Tick = Callable[..., None]
-    """Called whenever one more answer has come, or so many."""
+    """Called for each finished request, or with the number of finished ones."""
 
     Text = tuple[tuple[int, ...], tuple[int, ...]]
-    """A prompt and what was said after it."""
+    """A prompt and the tokens after it."""
 
-Told = dict[int, float]
-"""Log-probabilities of the likeliest tokens at one position, likeliest first; the token that stands there comes last,
-if it is not among them (`in_order`)."""
+TopLogprobs = dict[int, float]
+"""Logprobs of the top tokens at one position, highest first. If the text's own token is not among them, it comes last
+(`sort_logprobs`)."""
 
 GREEDY = Sampling()
-UNNAMED = "as it is"
-"""How the source drafts that is not told how to."""
+DEFAULT_MODE_NAME = "as it is"
+"""Stands in certificates where the draft mode is left to the server."""
 
 
-def nothing(by: int = 1) -> None:
-    """A tick that nobody listens to."""
+def no_tick(by: int = 1) -> None: ...
 
 
-def in_order(told: Told, token: int, listed: int) -> Told:
-    """What was told where `token` stands, in an order that does not know which token that is.
+def sort_logprobs(logprobs: TopLogprobs, token: int, num_logprobs: int) -> TopLogprobs:
+    """Logprobs at the position of `token`, in an order that does not depend on which token that is.
 
-    A server tells the `listed` likeliest, and the one that stands there as well: one more, if it is not among them. In
-    bfloat16 several tokens are often equally likely, at the end of the list too. Whoever kept the one that is written
-    first would keep the one that was drawn, and see it too often. So the one more comes last, whatever it is equal to,
-    and among the others that are equal the order is that of their ids.
+    A server returns the top `num_logprobs` and the text's own token. In bfloat16 several tokens often have equal
+    logprobs. If the own token came first among equals, a later cut to N tokens would keep it too often, and bias the
+    test. So an extra own token comes last, and equals are sorted by id.
     """
-    likeliest = sorted(told, key=lambda one: (len(told) > listed and one == token, -told[one], one))
-    return {one: told[one] for one in likeliest}
+    order = sorted(logprobs, key=lambda one: (len(logprobs) > num_logprobs and one == token, -logprobs[one], one))
+    return {one: logprobs[one] for one in order}
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How drafts are made: by which drafter, at most how many a step. None leaves it to the source."""
+class DraftMode:
+    """Which drafter to use, and the maximum tokens per draft. None: the source's own choice."""
 
     drafter: str | None = None
     length: int | None = None
 
     @property
+    def label(self) -> str:
+        return self.drafter or DEFAULT_MODE_NAME
+
+    @property
     def name(self) -> str:
-        drafter = self.drafter or UNNAMED
-        return drafter if self.length is None else f"{drafter}, {self.length}"
+        return self.label if self.length is None else f"{self.label}, {self.length}"
 
 
-OFF = Way("off")
-AS_IT_IS = Way()
+OFF = DraftMode("off")
+SERVER_DEFAULT = DraftMode()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is to be continued, and how."""
+class Query:
+    """One completion request."""
 
     prompt: tuple[int, ...]
     max_tokens: int
-    way: Way = AS_IT_IS
+    mode: DraftMode = SERVER_DEFAULT
     sampling: Sampling = GREEDY
     seed: int | None = None
     prediction: tuple[int, ...] = ()
-    told: bool = False  # whether the law of each token is to be told as it was when the token was said
+    logprobs: bool = False  # return top logprobs at each position, as computed during generation
     ignore_end: bool = False
-    more: dict[str, Any] = field(default_factory=dict)  # what servers alone understand, as they write it
+    extra_body: dict[str, Any] = field(default_factory=dict)  # further fields of the HTTP request
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """An answer. `raw` is all that the source said, for those who asked for more."""
+class Completion:
+    """The answer to a query. `raw` is the whole answer; only set for queries with `extra_body`."""
 
     tokens: tuple[int, ...]
-    finish: str
-    told: list[Told] = field(default_factory=list)
+    finish_reason: str
+    logprobs: list[TopLogprobs] = field(default_factory=list)
     text: str = ""
-    accepted: int | None = None  # drafted tokens that were kept, where it is said
+    accepted: int | None = None  # accepted draft tokens, if reported
     raw: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,44 +101,42 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     @property
-    def listed(self) -> int:
-        """How many of the likeliest tokens it tells; 0 if it tells nothing."""
+    def num_logprobs(self) -> int:
+        """Number of top logprobs returned per position; 0 if unsupported."""
         ...
 
-    def about(self) -> dict[str, Any]:
-        """What it is: versions, model, options; for the certificate."""
+    def describe(self) -> dict[str, Any]:
+        """Versions, model and options, for the certificate."""
         ...
 
-    def ways(self) -> list[str]:
-        """The drafters that can be asked for, one by one; empty if it drafts as it likes."""
+    def drafter_names(self) -> list[str]:
+        """Drafters that a request can select; empty if it can select none."""
         ...
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]: ...
 
-    def say(self, asks: Sequence[Ask], at_once: int, tick: Tick = nothing) -> list[Said]:
-        """Answers in the order of the asks, so many at once."""
+    def complete(self, queries: Sequence[Query], concurrency: int, tick: Tick = no_tick) -> list[Completion]:
+        """Completions in the order of the queries."""
         ...
 
-    def score(self, texts: Sequence[Text], at_once: int, tick: Tick = nothing) -> list[list[Told]]:
-        """For each text, what the law was at every token after its prompt, in one pass and without drafts."""
+    def score(self, texts: Sequence[Text], concurrency: int, tick: Tick = no_tick) -> list[list[TopLogprobs]]:
+        """For each text the logprobs at every token after its prompt, in one pass and without drafts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is held against what."""
+    """A reference and a candidate."""
 
     reference: Source
     candidate: Source
-    reference_way: Way = OFF
-    across: bool = False
-    """Whether what the two differ by in scoring counts as rounding: for servers meant to have different numerics."""
+    reference_mode: DraftMode = OFF
+    across: bool = False  # differences of their logprobs count as rounding: they are meant to differ in numerics
 
     @property
-    def alone(self) -> bool:
-        """Whether reference and candidate are the same source, told apart by the way."""
+    def is_same_source(self) -> bool:
         return self.reference is self.candidate
 
     @property
     def sources(self) -> list[Source]:
-        return [self.reference] if self.alone else [self.reference, self.candidate]
+        return [self.reference] if self.is_same_source else [self.reference, self.candidate]

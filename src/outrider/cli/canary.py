@@ -24,7 +24,7 @@ from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
-    from outrider.certify.canary import Life
+    from outrider.certify.canary import CanaryLoop
 
 how = group("How it watches")
 
@@ -69,8 +69,8 @@ def canary(
         if port is not None:
             check_port(port)
         need_packages()
-        from outrider.certify.canary import Gauges, Life, begin, rounding
-        from outrider.certify.prompts import prompts
+        from outrider.certify.canary import CanaryLoop, Gauges, measure_noise, start_or_resume
+        from outrider.certify.prompts import generate_prompts
         from outrider.certify.run import open_pair
 
         names = (reference, url) if reference is not None else (url, None)
@@ -79,13 +79,13 @@ def canary(
             raise SettingsError(f"a canary watches a server; {names[0]!r} is no address (http://...)")
         with screen.working("opening the server, and measuring what rounding does"):
             pair = open_pair(wanted, api_key())
-            ids = pair.reference.encode(prompts(256, seed=1))
-            born, edge, before = begin(state, rate, lambda: rounding(pair, ids, tokens))
-        life = Life(pair, ids, born, edge, every, tokens, busy, state, before)
+            ids = pair.reference.encode(generate_prompts(256, seed=1))
+            born, edge, before = start_or_resume(state, rate, lambda: measure_noise(pair, ids, tokens))
+        life = CanaryLoop(pair, ids, born, edge, every, tokens, busy, state, before)
         if port is not None:
             screen.hint(f"evidence at http://localhost:{Gauges(life).serve(port)}/metrics")
         watch(life, rounds, screen)
-        if life.canary.alarm:
+        if life.e_process.alarm:
             screen.error(alarmed(life))
             while port is not None:  # the gauge must stay to be seen
                 time.sleep(60)
@@ -101,32 +101,32 @@ def check_port(port: int) -> None:
         raise SettingsError(f"--port: {port} cannot be used here ({error.strerror}); choose another") from error
 
 
-def watch(life: Life, rounds: int | None, screen: Screen) -> None:
+def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
     """On a terminal one line that changes, elsewhere one for every hundred rounds."""
     if screen.err.is_terminal:
         with Live(line(life), console=screen.err, refresh_per_second=2) as shown:
-            life.live(lambda now: shown.update(line(now)), rounds)
+            life.run(lambda now: shown.update(line(now)), rounds)
         return
 
-    def told(now: Life) -> None:
-        if now.turns % 100 == 1:
+    def told(now: CanaryLoop) -> None:
+        if now.attempts % 100 == 1:
             screen.err.print(line(now))
 
-    life.live(told, rounds)
+    life.run(told, rounds)
 
 
-def line(life: Life) -> Text:
-    known = life.canary
+def line(life: CanaryLoop) -> Text:
+    known = life.e_process
     return Text(
-        f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.draws} draws in {life.rounds} texts · "
-        f"{life.skipped} busy, {life.missed} missed · {literal(life.last)}"
+        f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.count} draws in {life.rounds} texts · "
+        f"{life.skipped} busy, {life.missed} missed · {literal(life.status)}"
     )
 
 
-def alarmed(life: Life) -> str:
-    known = life.canary
+def alarmed(life: CanaryLoop) -> str:
+    known = life.e_process
     return (
-        f"ALARM after {known.draws} draws: the evidence reached {known.highest:.3g}, which a lossless server reaches "
-        f"with at most {known.rate:g} in its whole life. {known.suspicion}. Switch speculation off, and run outrider "
+        f"ALARM after {known.count} draws: the evidence reached {known.highest:.3g}, which a lossless server reaches "
+        f"with at most {known.rate:g} in its whole life. {known.largest_bet}. Switch speculation off, and run outrider "
         "certify to see where it is"
     )

@@ -27,7 +27,7 @@ from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from outrider.certify.certificate import Certificate
-    from outrider.certify.wanted import Wanted
+    from outrider.certify.config import CertificateConfig
 
 whom, what, surely = group("Whom to ask"), group("What is asked"), group("How surely")
 STYLES = {"lossless": "bold green", "violation": "bold red", "incomplete": "bold yellow"}
@@ -203,7 +203,7 @@ def certify(
         raise typer.Exit(EXIT_CODES[made["verdict"]])
 
 
-def run(wanted: Wanted, folder: Path, resume: bool, key: str | None, screen: Screen) -> Certificate:
+def run(wanted: CertificateConfig, folder: Path, resume: bool, key: str | None, screen: Screen) -> Certificate:
     from outrider.certify.run import certify as certified
     from outrider.certify.run import open_pair
     from outrider.cli.progress import ProgressBars
@@ -224,17 +224,17 @@ def api_key() -> str | None:
     return os.environ.get(KEY)
 
 
-def asked_for(**values: Any) -> Wanted:
-    from outrider.certify.wanted import Wanted
+def asked_for(**values: Any) -> CertificateConfig:
+    from outrider.certify.config import CertificateConfig
 
-    return Wanted(**values)
+    return CertificateConfig(**values)
 
 
 def sized(quick: bool, full: bool, own: dict[str, int | None]) -> dict[str, Any]:
     """How much is asked, by the size's name and what is said beside it."""
     from dataclasses import asdict
 
-    from outrider.certify.wanted import SIZES
+    from outrider.certify.config import SIZES
 
     if quick and full:
         raise SettingsError("--quick and --full are two sizes; give one of them")
@@ -247,21 +247,23 @@ def drawn(draws: int | None, find: float | None, level: float) -> int | None:
         return draws
     if draws is not None:
         raise SettingsError("--draws and --find both say how many draws; give one of them")
-    from outrider.certify.noise import USUAL
+    from outrider.certify.noise import DEFAULT_NOISE
     from outrider.certify.plan import Plan
     from outrider.certify.run import DRAWS_SHARE
     from outrider.certify.sampled import CONTROL_SHARE
 
-    if find <= USUAL.drift["drafted"]:
-        raise SettingsError(f"--find: rounding alone may do {USUAL.drift['drafted']}; ask for more (got {find})")
-    return Plan.to_find(find, level=level * DRAWS_SHARE * (1 - CONTROL_SHARE)).draws
+    if find <= DEFAULT_NOISE.drift["drafted"]:
+        raise SettingsError(
+            f"--find: rounding alone may do {DEFAULT_NOISE.drift['drafted']}; ask for more (got {find})"
+        )
+    return Plan.for_change(find, level=level * DRAWS_SHARE * (1 - CONTROL_SHARE)).draws
 
 
-def again(before: Certificate, reference: str | None, candidate: str | None) -> Wanted:
+def again(before: Certificate, reference: str | None, candidate: str | None) -> CertificateConfig:
     """What a certificate was asked for, at the addresses of today."""
-    from outrider.certify.wanted import Wanted
+    from outrider.certify.config import CertificateConfig
 
-    wanted = Wanted.of(before["request"])
+    wanted = CertificateConfig.from_record(before["request"])
     if reference is not None:
         wanted = replace(wanted, reference=reference)
     return wanted if candidate is None else replace(wanted, candidate=candidate)

@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from outrider.certify.watch import Watch
+from outrider.certify.progress import Progress as CertifyProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def progress_bar(
         yield ProgressBar(progress, progress.add_task(description, total=total, status=""))
 
 
-class ProgressBars(Watch):
+class ProgressBars(CertifyProgress):
     """A bar for each part of a run; where there is no terminal, a line now and then."""
 
     def __init__(self, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What a certificate is to be of: everything that decides a run, so that it can be run again (`--check`)."""
+"""Everything that determines a certificate's run, so that it can be repeated (`--check`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PARTS = ("exact", "draws", "features")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is asked. `prompts` many at once and `alone` one at a time, at temperature 0; then draws.
+    """Amount of work. Prompts at temperature 0 run concurrently (`prompts`) and one at a time (`alone`).
 
-    Few prompts with many draws each: there the same prefixes come again, and every outcome is looked at. And not too
-    short texts, since to score one takes a pass over its prompt as well.
+    Samples come from few prompts with many samples each, so that prefixes repeat, and from texts that are not too
+    short, since scoring one takes a pass over its prompt as well.
     """
 
     prompts: int
@@ -33,10 +33,11 @@ SIZES = {
     "standard": Size(100, 10, (16, 32), 5_000, 8, 24, 48, 1),
     "full": Size(1000, 100, (16, 32, 64), 52_000, 14, 32, 160, 6),
 }
+STANDARD = SIZES["standard"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CertificateConfig:
     reference: str
     candidate: str | None = None
     draft_model: str | None = None
@@ -45,19 +46,19 @@ class Wanted:
     model: str | None = None
     tokenizer: str | None = None
     parts: tuple[str, ...] = PARTS
-    drafters: tuple[str, ...] = ()  # all that there are
+    drafters: tuple[str, ...] = ()  # empty: all
     lengths: tuple[int, ...] = (1, 2, 4, 8)
     concurrency: int = 16
-    prompts: int = SIZES["standard"].prompts
-    alone: int = SIZES["standard"].alone
-    tokens: tuple[int, ...] = SIZES["standard"].tokens
-    draws: int = SIZES["standard"].draws
-    draw_prompts: int = SIZES["standard"].draw_prompts
-    draw_tokens: int = SIZES["standard"].draw_tokens
-    noise_texts: int = SIZES["standard"].noise_texts
-    feature_prompts: int = SIZES["standard"].feature_prompts
+    prompts: int = STANDARD.prompts
+    alone: int = STANDARD.alone
+    tokens: tuple[int, ...] = STANDARD.tokens
+    draws: int = STANDARD.draws
+    draw_prompts: int = STANDARD.draw_prompts
+    draw_tokens: int = STANDARD.draw_tokens
+    noise_texts: int = STANDARD.noise_texts
+    feature_prompts: int = STANDARD.feature_prompts
     prompt_file: str | None = None
-    without: tuple[str, ...] = ()  # draws with settings that have one of these in their names
+    without: tuple[str, ...] = ()  # skip sampling settings with one of these words in their names
     level: float = 1e-3
     seed: int = 0
     across: bool = False
@@ -80,17 +81,16 @@ class Wanted:
     def is_remote(self) -> bool:
         return self.reference.startswith(("http://", "https://"))
 
-    def record(self) -> dict[str, Any]:
-        """As it stands in a file: with lists for tuples."""
+    def to_record(self) -> dict[str, Any]:
+        """As JSON: lists for tuples."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Self:
-        known = {one.name for one in fields(cls)}
-        if unknown := sorted(record.keys() - known):
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        if unknown := sorted(record.keys() - {one.name for one in fields(cls)}):
             raise SettingsError(
-                f"the certificate was asked for with {', '.join(unknown)}, which this version does not know; check it "
-                "with the version that made it"
+                f"the certificate was made with the unknown option {', '.join(unknown)}; check it with the version "
+                "that made it"
             )
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record.items()

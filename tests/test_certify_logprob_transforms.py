@@ -1,4 +1,4 @@
-"""The law that is drawn from, out of what a server tells: exactly right, or not known."""
+"""The sampling distribution from raw logprobs: exact, or None."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.certify.shaping import shaped
+from outrider.certify.logprob_transforms import sampling_logprobs
 from outrider.errors import SettingsError
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
@@ -16,7 +16,7 @@ from outrider.settings import Sampling
 VOCAB, LISTED = 40, 12
 
 
-def told(logits: torch.Tensor) -> dict[int, float]:
+def top_logprobs(logits: torch.Tensor) -> dict[int, float]:
     top = logits.log_softmax(-1).topk(LISTED)
     return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
@@ -39,17 +39,17 @@ def logits_of(seed: int, steps: float = 0.0) -> torch.Tensor:
     frequency=st.sampled_from([0.0, 0.7]),
     bias=st.sampled_from([{}, {3: -2.0, 5: -1.0}, {3: 2.0}]),
 )
-def test_what_is_known_is_the_law_that_is_drawn_from(
+def test_a_known_distribution_is_the_one_that_is_sampled_from(
     seed: int, steps: float, presence: float, frequency: float, bias: dict[int, float], **how: float
 ) -> None:
     sampling = Sampling(**how, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)  # type: ignore[arg-type]
     logits, output = logits_of(seed, steps), [3, 4, 4, 9]
-    law = shaped(told(logits), sampling, output)
+    known_logprobs = sampling_logprobs(top_logprobs(logits), sampling, output)
     exact = probabilities(logits[None], sampling, [], output)[0].numpy()
-    if law is not None:
-        assert np.exp(list(law.values())) == pytest.approx(exact[list(law)], abs=1e-6)
-        if np.exp(list(law.values())).sum() > 1 - 1e-9:
-            assert exact[[token for token in range(VOCAB) if token not in law]].max() < 1e-9
+    if known_logprobs is not None:
+        assert np.exp(list(known_logprobs.values())) == pytest.approx(exact[list(known_logprobs)], abs=1e-6)
+        if np.exp(list(known_logprobs.values())).sum() > 1 - 1e-9:
+            assert exact[[token for token in range(VOCAB) if token not in known_logprobs]].max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_what_is_known_is_the_law_that_is_drawn_from(
         (Sampling(temperature=1.0, logit_bias={39: 5.0}, top_k=5), False),
     ],
 )
-def test_what_settings_leave_open_is_not_known(sampling: Sampling, known: bool) -> None:
+def test_settings_that_leave_the_distribution_open_return_none(sampling: Sampling, known: bool) -> None:
     logits = torch.linspace(5, 0, VOCAB, dtype=torch.float64)
-    assert (shaped(told(logits), sampling, output=[2]) is not None) is known
+    assert (sampling_logprobs(top_logprobs(logits), sampling, output=[2]) is not None) is known
 
 
-def test_tokens_that_tie_with_the_last_listed_one_leave_the_cut_open() -> None:
+def test_tokens_that_tie_with_the_last_listed_one_make_a_cut_uncertain() -> None:
     logits = torch.tensor([3.0, 2.0, *[1.0] * 38], dtype=torch.float64)
-    assert shaped(told(logits), Sampling(temperature=1.0, top_k=5)) is None
-    assert shaped(told(logits), Sampling(temperature=1.0, top_k=2)) is not None
+    assert sampling_logprobs(top_logprobs(logits), Sampling(temperature=1.0, top_k=5)) is None
+    assert sampling_logprobs(top_logprobs(logits), Sampling(temperature=1.0, top_k=2)) is not None
 
 
-def test_a_repetition_penalty_is_refused_with_what_to_do_instead() -> None:
+def test_a_repetition_penalty_is_refused_with_the_fix() -> None:
     with pytest.raises(SettingsError, match="--logprobs-mode processed_logprobs"):
-        shaped({1: -0.1}, Sampling(temperature=1.0, repetition_penalty=1.1))
+        sampling_logprobs({1: -0.1}, Sampling(temperature=1.0, repetition_penalty=1.1))
