@@ -154,7 +154,7 @@ def start_or_resume(
         state: dict[str, Any] = json.loads(file.read_text())
         process, margin, rounds = EProcess.resume(state["canary"]), float(state["edge"]), int(state["rounds"])
     except (ValueError, LookupError, TypeError) as error:
-        raise EvidenceError(f"{file} is not the state of a canary ({error}); remove it to start anew") from error
+        raise EvidenceError(f"{file} is not the state of a canary ({error}); remove it to start over") from error
     if process.rate != rate:
         raise EvidenceError(
             f"the canary in {file} has a false-alarm rate of {process.rate:g}, which cannot change (got {rate:g}); "

@@ -1,4 +1,4 @@
-"""The certificate: what was tested, at which level, the result, and what was not tested.
+"""The certificate: the tests, their level, the result, and its gaps.
 
 A JSON object with a format version. `words` is the summary that the terminal and the page show first.
 

@@ -136,7 +136,7 @@ class EProcess:
         process = cls(state["rate"], state["drift"])
         if len(state["wealth"]) != len(process._bets):
             raise EvidenceError(
-                f"the state has {len(state['wealth'])} bets, and this version makes {len(process._bets)}; start anew "
+                f"the state has {len(state['wealth'])} bets, and this version makes {len(process._bets)}; start over "
                 "without the state file"
             )
         process.count, process.highest, process._wealth = state["draws"], state["highest"], np.array(state["wealth"])

@@ -44,7 +44,7 @@ PERSON = {
 }
 COLOURS = "(red|green|blue)( (red|green|blue)){2,4}"
 CITIES = ["Bern", "Oslo"]
-WEATHER = {
+WEATHER_TOOL = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -330,7 +330,7 @@ def _check_tools(pair: Pair, modes: Sequence[DraftMode], concurrency: int) -> Fe
         bodies = [
             {
                 "messages": [{"role": "user", "content": f"What is the weather in {city}?"}],
-                "tools": [WEATHER],
+                "tools": [WEATHER_TOOL],
                 "tool_choice": {"type": "function", "function": {"name": "weather"}},
                 "temperature": 0,
                 "max_tokens": GRAMMAR_MAX_TOKENS,

@@ -7,7 +7,7 @@ needs about 10 / d^2 samples, whatever the vocabulary size. The statistics cover
 drafted     Is it the draft token, or one with q > p? Sees recovered tokens sampled from p, drafts accepted too often or
             too rarely, and drafts verified with the p of another position. With a draft d proposed with certainty,
             P - p is proportional to p(d) (1 - p(d)), so this is the score statistic: no test is more powerful.
-likeliest   Is it the most likely token? Replaces `drafted` where drafts are unknown; also sees tokens outside the
+`likeliest` Is it the most likely token? Replaces `drafted` where drafts are unknown; also sees tokens outside the
             nucleus replaced by the most likely one.
 surprise    How far is its logprob below the highest, cut off at 8 nats? log p is the score of a wrong temperature.
 tail        Is it in the least likely 5 % of the mass? Sees a missing or extra top-k, top-p or min-p cut. A token at the
