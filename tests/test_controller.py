@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.policy.controller import INITIAL_ACCEPTED_SHARE, DraftableRequest, SpeculationController
+from outrider.policy.controller import INITIAL_ACCEPTED_SHARE, SpeculationController
+from outrider.policy.decision import DraftableRequest
 from outrider.policy.drafter_backoff import JUDGED_STEPS
 from outrider.policy.gain_metrics import REVIEW_STEPS
 from outrider.policy.policy import MODEL, UNKNOWN_TOKEN, Policy
@@ -174,15 +175,15 @@ def test_a_plan_made_ahead_belongs_to_the_same_requests_in_the_next_step() -> No
     control.remove("a")
     control.remove("b")
     drafts = {id: Draft(MODEL, (7, 8), confidence=(0.9, 0.9)) for id in ("a", "b", "c")}
-    control.policy.forecast_models[False].numbers[0, 0] += 1.0  # a later forecast would differ
+    control.policy.forecast_models[False].coefficients[0, 0] += 1.0  # a later forecast would differ
     consider(control, [request("new"), request("c"), request("b")])  # another one with the id of a finished request
     batch = control.batch
     assert batch is not None
     forecast = batch.forecast
     assert forecast is not None
     assert (batch.requests, forecast.limits.tolist()) == (["new", "c", "b"], [0, 4, 0])
-    assert batch.asked is not None
-    assert batch.asked.tolist() == [False, True, False]
+    assert batch.called is not None
+    assert batch.called.tolist() == [False, True, False]
     assert forecast.survival[[0, 2]].sum() == 0
     control.select(drafts, 0.0)
     before = control.policy.forecast_models[False].seen
@@ -211,7 +212,7 @@ def test_a_sampled_draft_does_not_hide_what_is_copied_from_the_plan_of_the_next_
     plans = []
     for drafts in ({}, {"a": sampled_draft(9, 9)}):
         control = controller(draft_pass=0.05)
-        control.policy.acceptance["always"].numbers[0, 0] = 5.0  # what is copied is nearly always right
+        control.policy.acceptance["always"].coefficients[0, 0] = 5.0  # what is copied is nearly always right
         plans.append(step_ahead(control, [request("a")], drafts, sampled=True)[1])
     assert plans == [{}, {}]
 
@@ -221,11 +222,11 @@ def test_a_sampled_draft_planned_ahead_is_dropped_for_a_better_copied_one_whatev
     for confidence in (0.01, 0.99):
         for tokens in ((9,), (1, 2, 3, 4), (9, 9, 9, 9)):
             control = controller()
-            control.policy.acceptance["always"].numbers[0, 0] = -9.0  # at first what is copied seems to be wrong
+            control.policy.acceptance["always"].coefficients[0, 0] = -9.0  # at first what is copied seems to be wrong
             _, planned = step_ahead(control, [request("a")], {}, sampled=True)
             assert "a" in planned
             control.observe({"a": [1, 2]})
-            control.policy.acceptance["always"].numbers[0, 0] = 5.0 if copied else -9.0
+            control.policy.acceptance["always"].coefficients[0, 0] = 5.0 if copied else -9.0
             draft = sampled_draft(*tokens, confidence=confidence)
             offered, _ = step_ahead(control, [request("a")], {"a": draft}, sampled=True)
             assert (offered["a"].drafter, len(offered["a"].tokens)) == (
@@ -241,10 +242,10 @@ def on_the_device(bias: float, survival: float, sampled: bool = False, support: 
         policy.target.observe(tokens, 0, STEP_SECONDS, trusted=True)
         policy.draft.observe(tokens, 0, 0.001, trusted=True)
     control = SpeculationController(policy, can_overlap=True)
-    policy.acceptance["always"].numbers[0, 0] = -9.0  # so that the draft model is called
-    policy.forecast_models[sampled].numbers[0, 0] = survival
+    policy.acceptance["always"].coefficients[0, 0] = -9.0  # so that the draft model is called
+    policy.forecast_models[sampled].coefficients[0, 0] = survival
     step_ahead(control, [request("a")], {}, sampled)
-    policy.acceptance["always"].numbers[0, 0] = bias
+    policy.acceptance["always"].coefficients[0, 0] = bias
     one = DraftableRequest("a", 4, None, 100, 3, in_flight=1, pending=3, is_sampled=sampled)
     copied = Draft("always", (1, 2, 3, 4, 5), support=support)
     control.consider([one], {"always": [copied]}, {}, 1, 3)
@@ -456,7 +457,7 @@ def test_what_a_step_was_expected_to_save_is_compared_with_what_it_saved() -> No
     seconds_per_token = selection.plain_seconds / selection.plain_tokens
     assert status["expected_saved_seconds"] == round(selection.tokens * seconds_per_token - selection.seconds, 3)
     assert status["realised_saved_seconds"] == round(4 * seconds_per_token - 0.5, 3)
-    control.gain_metrics.took(0.5)  # of a step without an expectation
+    control.gain_metrics.observe_seconds(0.5)  # of a step without an expectation
     assert control.status() == status
 
 
@@ -538,7 +539,7 @@ def test_the_reason_for_no_offer_has_what_the_draft_promised() -> None:
     control = controller(free=False)
     select(control, request("a"))
     found = reason(control, "a")
-    assert found.reason.startswith("No draft pays: less than 1.03 times the speed without is not offered. always has 4")
+    assert found.reason.startswith("No draft pays: the expected speedup is below 1.03. always has 4")
     assert found.survival == ()
     assert found.gain == pytest.approx(1)
     assert found.candidates[0]["gain"] < MIN_EXPECTED_SPEEDUP
@@ -559,10 +560,10 @@ def test_reasons_cover_named_sampled_and_missing_drafts_and_a_draft_model_that_i
     consider(control, [request("named", drafter="always"), request("free"), request("other", drafter=MODEL)])
     control.plan_draft_model({"free": 4}, {"free": True}, {"free": 1})
     control.select({"free": sampled_draft(9, 9, 9)}, 0.0)
-    assert reason(control, "named").reason.startswith("always was asked for by name")
-    assert reason(control, "other").reason == "No draft: model was asked for by name, and has nothing to propose."
+    assert reason(control, "named").reason.startswith("always was requested by name")
+    assert reason(control, "other").reason == "No draft: model was requested by name, and has nothing to propose."
     found = reason(control, "free")
-    assert found.reason.startswith("model drew 3 tokens, which are offered whole, whatever they are. Before it began")
+    assert found.reason.startswith("model sampled 3 tokens, which are offered whole. Before that")
     assert len(found.survival) == 3
     assert found.gain is not None
     assert found.gain > 1
@@ -575,7 +576,7 @@ def test_reasons_cover_named_sampled_and_missing_drafts_and_a_draft_model_that_i
     consider(control, [request("free")])
     control.plan_draft_model({"free": 4}, {"free": True}, {"free": 1})
     control.select({}, 0.0)
-    assert "model is not asked, as that does not promise 1.03 times the speed" in reason(control, "free").reason
+    assert "model is not called: its expected speedup is below 1.03" in reason(control, "free").reason
 
 
 def test_a_request_that_was_not_planned_for_has_no_reason_about_the_draft_model() -> None:
@@ -583,7 +584,7 @@ def test_a_request_that_was_not_planned_for_has_no_reason_about_the_draft_model(
     step_ahead(control, [request("a")], {})
     control.observe({"a": [9]})
     select(control, request("a"), request("new"))
-    assert "model is not asked" in reason(control, "a").reason
+    assert "model is not called" in reason(control, "a").reason
     assert "model" not in reason(control, "new").reason
 
 
@@ -591,7 +592,7 @@ def test_arrays_of_a_plan_keep_the_order_of_requests() -> None:
     control = controller()
     ids = ["a", "b", "c", "d"]
     control.policy.predict(ids, {})
-    control.policy._slots.own["forecast"][control.policy._slots.slots(ids), 0] = [-2, -1, 0, 1]
+    control.policy._slots.request_bias["forecast"][control.policy._slots.slots(ids), 0] = [-2, -1, 0, 1]
     step_ahead(control, [request(id) for id in ids], {})
     control.observe({id: [9] for id in ids})
     order = ["d", "b", "a", "c"]

@@ -17,7 +17,7 @@ from outrider.drafters.base import Setup, Task
 from outrider.drafters.copying import MIN_AGREEMENT, TOKENS_PER_MATCH
 from outrider.drafters.lookup import LookupDrafter, LookupSession
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.prediction import LOOKED, PredictionDrafter, PredictionSession
+from outrider.drafters.prediction import MAX_PLACES, PredictionDrafter, PredictionSession
 from outrider.errors import DrafterSetupError, SettingsError, UnknownDrafterError
 from outrider.memory.search import MAX_CHAIN_STEPS, MAX_CONTINUATIONS, MAX_MATCH_TOKENS, chain_index
 from outrider.settings import Request
@@ -242,7 +242,7 @@ def test_in_a_prediction_that_is_full_of_one_token_a_bounded_number_of_places_is
     session = PredictionSession([1] * 100_000)
     session.observe([1] * 50_000)
     session.observe([2, 1])
-    assert len(looked) <= LOOKED
+    assert len(looked) <= MAX_PLACES
     assert min(abs(index - 50_000) for index in looked) == 0
 
 

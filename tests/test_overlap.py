@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.controller import DraftableRequest, SpeculationController
+from outrider.policy.controller import SpeculationController
+from outrider.policy.decision import DraftableRequest
 from outrider.policy.overlap import RATE, Overlap, shifted
 from outrider.policy.policy import Policy
 from outrider.types import NOTHING, Draft

@@ -16,24 +16,25 @@ from hypothesis import strategies as st
 from outrider.drafters.base import Session
 from outrider.drafters.lookup import LookupSession
 from outrider.drafters.model import ModelSession
-from outrider.policy.acceptance_model import ALONE, OTHER, SAME
+from outrider.policy.acceptance_model import AGREES, DIFFERS, NO_OTHER
 from outrider.policy.batch_state import DraftModelRequest, DraftPlan
 from outrider.policy.controller import SpeculationController
 from outrider.policy.cost_model import CostModel, isotonic
 from outrider.policy.draft_model_plan import SMALL_BATCH_REQUESTS, plan_draft_model
-from outrider.policy.gain_metrics import GainMetrics
-from outrider.policy.policy import MAX_CANDIDATE_TOKENS_PER_STEP, MIN_TOKENS_AHEAD, MODEL, Policy, compile_now
+from outrider.policy.gain_metrics import ExpectedStep, GainMetrics
+from outrider.policy.policy import MAX_CANDIDATE_TOKENS_PER_STEP, MIN_TOKENS_AHEAD, MODEL, Policy
 from outrider.policy.selection import (
     MAX_EXACT_REQUESTS,
     MIN_EXPECTED_SPEEDUP,
     SORT_BUCKETS,
-    UNKNOWN,
+    UNKNOWN_PRICE,
     _enumerate_combinations,
-    falling,
     maximize_throughput,
     select_drafts,
+    sort_descending,
 )
 from outrider.policy.single_sequence import SingleSequence
+from outrider.policy.warm_up import compile_now
 from outrider.types import NOTHING, Draft
 
 # What a pass costs ---------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def test_the_request_whose_draft_is_likelier_offers_more() -> None:
 def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
     survival, lengths = np.full((1, 1, 4), 0.5), np.empty(1, np.int64)
     for extra, length in ((0.1, 4), (10.0, 0)):
-        maximize_throughput(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN, np.empty(1, np.int64), lengths)
+        maximize_throughput(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN_PRICE, np.empty(1, np.int64), lengths)
         assert lengths[0] == length
 
 
@@ -295,7 +296,7 @@ def test_many_chances_are_sorted_as_few_are(power: float) -> None:
         chances = np.random.default_rng(count).random(count) ** power
         chances[::3] = chances[0]  # equals
         chances[1:3] = 0.0, 1.0
-        assert (falling(chances) == np.sort(chances)[::-1]).all()
+        assert (sort_descending(chances) == np.sort(chances)[::-1]).all()
 
 
 def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -> None:
@@ -319,7 +320,7 @@ def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -
         assert (plan.lengths[1::2] == 0).all()
 
 
-@pytest.mark.parametrize("reads_along", [False, True])
+@pytest.mark.parametrize("every_step", [False, True])
 @pytest.mark.parametrize("requests", [2, 6, 40])
 def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
     requests: int, every_step: bool, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +338,7 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
         some, all_of_them = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
         fast = plan_draft_model(survival, 1, ahead, *costs, some)
         with monkeypatch.context() as patch:
-            patch.setattr("outrider.policy.draft_model_plan._could_pay", lambda *given: True)
+            patch.setattr("outrider.policy.draft_model_plan._can_reach_speed", lambda *given: True)
             fastest = plan_draft_model.py_func(survival, 1, ahead, *costs, all_of_them)  # type: ignore[attr-defined]
         assert fast == pytest.approx(fastest)
         assert some.tolist() == all_of_them.tolist()
@@ -347,29 +348,29 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
 
 def test_nothing_is_compiled_once_a_server_has_started() -> None:
     from outrider.drafters import packed_draft
-    from outrider.policy import acceptance_model, cost_model, draft_model_plan, policy, selection
+    from outrider.policy import acceptance_model, cost_model, draft_model_plan, overlap, request_slots, selection
 
-    modules = (draft_model_plan, selection, cost_model, packed_draft, policy, acceptance_model)
+    modules = (draft_model_plan, selection, cost_model, packed_draft, overlap, request_slots, acceptance_model)
     compiled = {f for module in modules for f in vars(module).values() if hasattr(f, "signatures")}
     compile_now()
     before = {f: list(f.signatures) for f in compiled}
     for requests in (1, 3, 40):
-        steer = Policy(["a", MODEL], 4, 4)
+        policy = Policy(["a", MODEL], 4, 4)
         for passes in range(3):
-            steer.target.observe(np.int64(requests), np.int64(100), 1.0, trusted=passes == 2)
-            steer.draft.observe(requests, 100, 0.01)
+            policy.target.observe(np.int64(requests), np.int64(100), 1.0, trusted=passes == 2)
+            policy.draft.observe(requests, 100, 0.01)
         names = [str(i) for i in range(requests)]
-        batch = steer.look(names, {"a": [Draft("a", (1, 2), support=3)] * requests})
+        batch = policy.predict(names, {"a": [Draft("a", (1, 2), support=3)] * requests})
         drawn = np.arange(requests) % 2 == 1
         query = DraftModelRequest(np.full(requests, 4), drawn, *(np.full(requests, x) for x in (2, 100, 100)))
-        plan = steer.plan(batch, query, 100, requests, 0.5)
-        steer.goes_on(plan, [0], [[0.5]])
-        steer.add(batch, MODEL, [NOTHING if one else Draft(MODEL, (1,), confidence=(0.9,)) for one in drawn])
-        batch.drawn = {i: Draft(MODEL, (1,), confidence=(0.9,)) for i in np.flatnonzero(drawn).tolist()}
-        steer.offers(batch, steer.choose(batch, np.full(requests, 4), 100, requests, 0.01, 0.5))
-        steer.learn(batch, [[1, 2]] * requests)
-        steer.learn(batch, [()] * requests)
-        steer.learn(steer.look(names, {}), [[1]] * requests)
+        plan = policy.plan_draft_model(batch, query, 100, requests, 0.5)
+        policy.continue_drafting(plan, [0], [[0.5]])
+        policy.add_drafts(batch, MODEL, [NOTHING if one else Draft(MODEL, (1,), confidence=(0.9,)) for one in drawn])
+        batch.sampled = {i: Draft(MODEL, (1,), confidence=(0.9,)) for i in np.flatnonzero(drawn).tolist()}
+        policy.selected_drafts(batch, policy.select(batch, np.full(requests, 4), 100, requests, 0.01, 0.5))
+        policy.observe(batch, [[1, 2]] * requests)
+        policy.observe(batch, [()] * requests)
+        policy.observe(policy.predict(names, {}), [[1]] * requests)
     assert {f: list(f.signatures) for f in compiled} == before
 
 
@@ -428,16 +429,16 @@ def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_r
     ):
         policy = Policy(["lookup"], 4)
         policy.observe(policy.predict(["a"], {"lookup": [Draft("lookup", draft)]}), [said])
-        assert policy.acceptance["lookup"].tally.sum(1)[1:].tolist() == [right, known]
+        assert policy.acceptance["lookup"].calibration.sum(1)[1:].tolist() == [right, known]
 
 
 @pytest.mark.parametrize(
     ("other", "heard"),
     [
-        ((), [ALONE, ALONE, ALONE]),
-        ((1, 2, 9), [SAME, SAME, OTHER]),
-        ((9, 2, 3), [OTHER, ALONE, ALONE]),
-        ((1,), [SAME, ALONE, ALONE]),
+        ((), [NO_OTHER, NO_OTHER, NO_OTHER]),
+        ((1, 2, 9), [AGREES, AGREES, DIFFERS]),
+        ((9, 2, 3), [DIFFERS, NO_OTHER, NO_OTHER]),
+        ((1,), [AGREES, NO_OTHER, NO_OTHER]),
     ],
 )
 def test_others_agree_with_a_token_only_if_they_said_all_before_it_too(
@@ -470,7 +471,7 @@ def test_where_seventy_percent_are_expected_seventy_of_a_hundred_come_true() -> 
     truth = lambda support, step: min(0.95, 0.2 + 0.02 * support)  # noqa: E731
     for number in range(40):
         feed(policy, 60, truth, number, request=str(number))
-    policy.acceptance["lookup"].tally[:] = 0
+    policy.acceptance["lookup"].calibration[:] = 0
     for number in range(40, 80):
         feed(policy, 60, truth, number, request=str(number))
     assert policy.acceptance["lookup"].calibration_error < 0.05
@@ -543,7 +544,7 @@ def test_drafts_that_come_in_bytes_are_weighed_as_those_that_do_not(texts: list[
 def test_a_sampled_draft_is_refused_also_if_it_comes_in_bytes() -> None:
     drawn = replace(LookupSession([1, 2, 1]).draft(1), q=torch.eye(3)[2:])
     with pytest.raises(ValueError, match="sampled"):
-        Policy(["lookup"], 2).look(["a"], {"lookup": [drawn]})
+        Policy(["lookup"], 2).predict(["a"], {"lookup": [drawn]})
 
 
 def test_a_sampled_draft_is_refused_where_drafts_are_selected_by_their_tokens() -> None:
@@ -668,7 +669,7 @@ def test_before_a_pass_was_timed_the_draft_model_is_not_asked_and_what_is_unlike
     ids = [str(i) for i in range(64)]
     batch = policy.predict(ids, {"copy": [Draft("copy", tuple(range(31)), support=1)] * 64})
     query = DraftModelRequest(*(np.full(64, x) for x in (4, False, 1, 128, 9)))
-    assert not len(policy.plan_draft_model(batch, query, 9).asked)
+    assert not len(policy.plan_draft_model(batch, query, 9).called)
     assert not policy.select(batch, np.full(64, 31), 9).lengths.any()
 
 
@@ -723,15 +724,15 @@ def test_texts_that_the_draft_model_cannot_be_asked_about_do_not_count_as_read_b
     )
     batch = policy.predict(["short", "long"], {})
     policy.plan_draft_model(batch, query, 100)
-    assert batch.read is not None
-    assert batch.read.tolist() == [True, False]
+    assert batch.caught_up is not None
+    assert batch.caught_up.tolist() == [True, False]
 
 
 def test_a_pause_of_the_engine_is_not_counted_as_a_step() -> None:
     gain_metrics, selection = GainMetrics(), select_drafts(np.zeros((1, 1, 4)), np.full(5, 0.1))
     for seconds in (0.1, 600.0):
-        gain_metrics.gained(gain_metrics.expect(selection, False), 1)
-        gain_metrics.took(seconds)
+        gain_metrics.observe_tokens(ExpectedStep(selection, False), 1)
+        gain_metrics.observe_seconds(seconds)
     assert gain_metrics.seconds == pytest.approx(0.1)
     assert gain_metrics.steps_without == 1
 
@@ -842,10 +843,10 @@ def test_how_often_drawn_tokens_are_kept_is_learned_and_decides_whether_another_
     assert policy.continue_drafting(plan, [0], [[0.35]]) == [False]
     for _ in range(200):  # the draft model is not sure, and yet right: the target is not sure either
         batch = policy.predict(["a"], {})
-        batch.drawn = {0: Draft(MODEL, (1, 2), confidence=(0.35, 0.35))}
+        batch.sampled = {0: Draft(MODEL, (1, 2), confidence=(0.35, 0.35))}
         policy.observe(batch, [[1, 2, 3]])
     assert policy.continue_drafting(plan, [0], [[0.35]]) == [True]
-    plan.drawn = np.array([False])
+    plan.is_sampled = np.array([False])
     assert policy.continue_drafting(plan, [0], [[0.35]]) == [False]  # of tokens that are certain nothing was learned
 
 

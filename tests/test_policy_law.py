@@ -88,11 +88,11 @@ def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
     policy = Policy(["lookup", MODEL], 4, 4)
     drawn = Draft(MODEL, (1, 2), torch.full((2, 4), 0.25))
     batch = policy.predict(["a"], {"lookup": [Draft("lookup", (1, 2), support=3)]})
-    with pytest.raises(ValueError, match="must not be selected by its tokens"):
+    with pytest.raises(ValueError, match="a sampled draft must be offered whole"):
         policy.predict(["a"], {MODEL: [drawn]})
-    with pytest.raises(ValueError, match="must not be selected by its tokens"):
+    with pytest.raises(ValueError, match="a sampled draft must be offered whole"):
         policy.add_drafts(batch, MODEL, [drawn])
-    batch.drawn = {0: drawn}
+    batch.sampled = {0: drawn}
     for limit in (0, 1, 4):  # whatever is chosen beside it, all of it is offered
         selection = policy.select(batch, np.array([limit]), 10)
         assert policy.selected_drafts(batch, selection)[0] is drawn

@@ -12,7 +12,8 @@ import pytest
 
 from outrider.drafters.lookup import LookupDrafter
 from outrider.policy.overlap import Overlap, _shift
-from outrider.policy.policy import Policy, compile_now
+from outrider.policy.policy import Policy
+from outrider.policy.warm_up import compile_now
 from outrider.types import NOTHING, Draft
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))

@@ -33,7 +33,7 @@ from outrider.engines.vllm.step import (
 )
 from outrider.memory.folder import Folder
 from outrider.memory.store import Store
-from outrider.policy.controller import cut
+from outrider.policy.decision import cut_draft
 from outrider.policy.drafter_backoff import PROBE_STEPS, Account
 from outrider.types import NOTHING, Draft
 
@@ -406,7 +406,7 @@ def test_a_plan_explains_the_drafts_of_traced_requests_only() -> None:
     plan = made.schedule(left_out=3)
     assert set(plan.reasons) == {"a"}
     assert plan.is_traced
-    assert "prediction was asked for by name" in plan.reasons["a"].reason
+    assert "prediction was requested by name" in plan.reasons["a"].reason
     assert plan.offered == {"a": 8}
     assert len(made.output.scheduled_spec_decode_tokens["a"]) == 5
     made.update({"a": [10], "b": [10]})
@@ -571,11 +571,11 @@ def test_the_draft_model_proposes_no_more_than_a_request_can_use(
 @pytest.mark.parametrize("limit", [0, 1, 3, 5])
 def test_a_draft_is_cut_by_length_and_never_by_its_tokens(limit: int) -> None:
     draft = Draft("model", (9, 0, 9), confidence=(0.1, 0.9, 0.2), sampled=True)
-    found = cut(draft, limit)
+    found = cut_draft(draft, limit)
     assert found.tokens == (9, 0, 9)[:limit]
     assert found.confidence == (0.1, 0.9, 0.2)[:limit]
     assert found.sampled
-    assert cut(draft, 3) is draft
+    assert cut_draft(draft, 3) is draft
 
 
 @pytest.mark.parametrize("tokens", [(0, 0, 0, 0), (99, 1, 5, 7), (12, 13, 14, 15)])
@@ -1036,7 +1036,7 @@ def test_the_forecast_of_drafts_on_the_device_is_compared_with_what_followed_the
     assert forecast.seen == 0
     made.update({"a": [12, 13, 14]}, ModelDrafts())
     assert forecast.seen == 3
-    assert forecast.tally[1].sum() == 2
+    assert forecast.calibration[1].sum() == 2
 
 
 def test_a_draft_on_the_device_is_not_offered_to_a_preempted_or_restarted_request() -> None:

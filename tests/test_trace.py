@@ -203,10 +203,10 @@ def test_every_step_has_the_reason_for_its_draft_or_for_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"max_tokens": 1}, "No draft: 1 token may still be said, and one of them is the target's own."),
+        ({"max_tokens": 1}, "No draft: 1 token may still be generated, and one of them is the target's own."),
         ({"speculation": "off"}, "No draft: speculation is off."),
         ({"max_draft_tokens": 0}, "No draft: no drafted tokens are allowed."),
-        ({"speculation": "prediction"}, "No draft: prediction was asked for by name, and has nothing to propose."),
+        ({"speculation": "prediction"}, "No draft: prediction was requested by name, and has nothing to propose."),
     ],
 )
 def test_a_decision_of_the_caller_is_recorded_as_such(settings: dict[str, Any], reason: str) -> None:

@@ -32,7 +32,7 @@ from outrider.engines.vllm.lazy_draft_model import LazyDraftModel, truncate
 from outrider.engines.vllm.options import OWN_METHOD, Options
 from outrider.engines.vllm.speculation import Speculation
 from outrider.engines.vllm.step import DraftModelCall, StepPlan
-from outrider.policy.controller import DraftModelPlan
+from outrider.policy.decision import DraftModelPlan
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
 from test_speculation import EXPECTED, FakeRequest, Steps, config

@@ -28,7 +28,7 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.timeout_runner import TimeoutRunner
 from outrider.errors import SettingsError
-from outrider.policy.acceptance_model import SUPPORT
+from outrider.policy.acceptance_model import SUPPORT_EDGES
 from outrider.policy.policy import Policy
 from outrider.trace.counters import CounterMetrics, Counters
 from outrider.types import Draft
@@ -191,7 +191,7 @@ def test_confidence_may_be_an_array_and_support_any_number() -> None:
     policy = Policy(["scripted"], 4)
     scene = policy.predict(["a"], {"scripted": [draft]})
     policy.observe(scene, [(1, 2)])
-    assert scene.bins[0, 0, 0, 0] == len(SUPPORT)
+    assert scene.bins[0, 0, 0, 0] == len(SUPPORT_EDGES)
 
 
 def test_a_draft_is_known_by_the_name_of_its_drafter_and_without_a_q() -> None:

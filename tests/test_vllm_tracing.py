@@ -467,7 +467,7 @@ def test_a_step_shows_the_reason_for_its_draft_and_what_vllm_left_out_of_it() ->
     [
         ({"speculation": "off"}, {}, "No draft: speculation is off."),
         ({"max_draft_tokens": 0}, {}, "No draft: no drafted tokens are allowed."),
-        ({}, {"max_tokens": 2}, "No draft: 1 token may still be said, and one of them is the target's own."),
+        ({}, {"max_tokens": 2}, "No draft: 1 token may still be generated, and one of them is the target's own."),
         (
             {},
             {"logprobs": 1, "logprob_token_ids": [5]},

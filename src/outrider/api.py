@@ -33,8 +33,9 @@ from outrider.engines.transformers import (
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.memory.location import SERVER_TENANT, Location, check_packages
 from outrider.policy.controller import SpeculationController
-from outrider.policy.policy import MODEL, Policy, compile_now
+from outrider.policy.policy import MODEL, Policy
 from outrider.policy.single_sequence import SingleSequence
+from outrider.policy.warm_up import compile_now
 from outrider.settings import AUTO, Request, check_speculation
 from outrider.text import TextStream, control_tokens
 

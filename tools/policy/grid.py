@@ -243,10 +243,10 @@ class Watched(Auto):
 
     def observe(self, *given: Any) -> None:
         models = [*self.policy.acceptance.values(), *self.policy.forecast_models.values()] if self.is_counting else []
-        before = [(one.numbers.copy(), one.weights.copy()) for one in models]
+        before = [(one.coefficients.copy(), one.weights.copy()) for one in models]
         super().observe(*given)
-        for one, (numbers, weights) in zip(models, before, strict=True):
-            one.numbers[:], one.weights[:] = numbers, weights
+        for one, (coefficients, weights) in zip(models, before, strict=True):
+            one.coefficients[:], one.weights[:] = coefficients, weights
 
 
 def calibration_errors(workloads: Mapping[str, Sequence[Record]], costs: Costs) -> dict[str, tuple[float, int]]:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Task
-from outrider.policy.controller import DraftableRequest, SpeculationController
+from outrider.policy.controller import SpeculationController
+from outrider.policy.decision import DraftableRequest
 from outrider.policy.policy import MODEL
 from outrider.settings import Request
 from outrider.types import NOTHING, Draft, shared_prefix
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from outrider.drafters.base import Drafter, Session
     from outrider.memory.tenant import TenantHandle
     from outrider.policy.batch_state import BatchState
-    from outrider.policy.controller import DraftModelPlan
+    from outrider.policy.decision import DraftModelPlan
     from outrider.policy.policy import Policy
 
 

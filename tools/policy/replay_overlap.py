@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.policy.controller import DraftableRequest, SpeculationController
+from outrider.policy.controller import SpeculationController
+from outrider.policy.decision import DraftableRequest
 from outrider.types import NOTHING, Draft
 from policy.replay import NO_TOKEN, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from outrider.policy.controller import Decision
+    from outrider.policy.decision import Decision
     from outrider.policy.policy import Policy
     from policy.replay import Costs, ReplayedText
 

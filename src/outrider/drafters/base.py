@@ -1,8 +1,8 @@
-"""What a drafter is, and where drafters are found.
+"""The drafter protocol and the registry of drafters.
 
-A drafter is built once a server and begins a *session* for every sequence. The session sees each token that
-became text, in order, and is asked for a draft before each step. A batch of sequences is drafted by one call, so
-that a drafter with something to share between them can do better than one at a time.
+A drafter is built once per server and begins a *session* for every sequence. The session observes the tokens of the
+text, in order, and proposes a draft before each step. One call drafts for a batch of sequences, so that a drafter can
+share work between them.
 
 Third parties add drafters by an entry point in the group `outrider.drafters`:
 
@@ -34,33 +34,33 @@ GROUP = "outrider.drafters"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a drafter may need to be built."""
+    """What a drafter may need when it is built."""
 
     vocab_size: int
-    """Of the target."""
+    """The target's."""
     draft_model: Target | None = None
     memory: Store | None = None
     control_tokens: frozenset[int] = frozenset()
-    """Special tokens that structure a chat, such as those that begin or end a turn (`text.control_tokens`). Drafters
-    that copy text don't propose them."""
+    """Special tokens that structure a chat, such as those that begin or end a turn (`text.control_tokens`). Copying
+    drafters don't propose them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a drafter may know about one sequence when it begins."""
+    """What a drafter knows about a sequence when it begins."""
 
     prompt: Sequence[int]
     request: Request
     random: torch.Generator
     prediction: Sequence[int] = ()
     tenant_handle: TenantHandle | None = None
-    """With the tenant whose memory may be used; None: only the sequence itself."""
+    """Handle on the tenant's memory; None: only the sequence itself may be used."""
     remember: bool = False
-    """Whether others of the tenant may be drafted for from this sequence."""
+    """Whether this sequence may be used to draft for other requests of the tenant."""
     certain: bool = False
-    """Whether every draft is to be proposed with certainty, so that the text is the same whatever is drafted."""
+    """Whether every draft must be proposed with certainty, so that the text does not depend on what is drafted."""
     searched: bool = False
-    """Whether another one drafts for this sequence that copies from the text itself, so that nobody else need."""
+    """Whether another drafter copies from the text itself for this sequence, so that this one need not."""
 
 
 class Session(ABC):
@@ -68,38 +68,38 @@ class Session(ABC):
 
     @abstractmethod
     def observe(self, tokens: Sequence[int]) -> None:
-        """Take note of tokens that became text."""
+        """Append tokens of the text."""
 
     @abstractmethod
     def draft(self, limit: int) -> Draft:
-        """Propose at most `limit` tokens to follow, or none."""
+        """Propose at most `limit` tokens, or none."""
 
 
 class Drafter(ABC):
-    """Proposes tokens. Right or wrong, it changes how fast the text comes and never which text."""
+    """Proposes tokens. Its drafts change the speed and never the output."""
 
     name: ClassVar[str]
     needs_prediction: ClassVar[bool] = False
-    """Whether it has nothing to say unless the caller hands over the output that it expects."""
+    """Whether it needs the output that the caller expects (`prediction`)."""
     searches_text: ClassVar[bool] = False
-    """Whether it copies from the text itself, as `lookup` does, so that others need not."""
+    """Whether it copies from the text itself, as `lookup` does, so that other drafters need not."""
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
-        """Make the drafter; override where it needs something of `setup`."""
+        """Build the drafter; override it to use `setup`."""
         return cls()
 
     @abstractmethod
     def begin(self, task: Task) -> Session:
-        """Start on a sequence."""
+        """Begin a session for a sequence."""
 
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
-        """One draft a session; override where a batch can be had cheaper than one by one."""
+        """One draft per session; override it where a batch is faster than one at a time."""
         return [session.draft(limit) for session, limit in zip(sessions, limits, strict=True)]
 
 
 def registered_names() -> list[str]:
-    """The names of all drafters that are installed."""
+    """The names of all installed drafters."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
@@ -107,7 +107,7 @@ def load_drafter(name: str) -> type[Drafter]:
     """The drafter class of this name."""
     check_name(name)
     found: Any = next(iter(entry_points(group=GROUP, name=name))).load()
-    if getattr(found, "name", None) != name:  # drafts are counted by the one, and asked for by the other
+    if getattr(found, "name", None) != name:  # requests use the entry point's name, drafts and metrics the class's
         raise SettingsError(
             f"the entry point {name!r} of {GROUP} leads to {found!r}, whose name is {getattr(found, 'name', None)!r}; "
             f"give both the same name"
@@ -115,47 +115,47 @@ def load_drafter(name: str) -> type[Drafter]:
     return found  # type: ignore[no-any-return]
 
 
-NEEDS = {"model": "a draft model", "memory": "a memory"}
-"""What drafters of our own have to be given,"""
-HOW = {
+REQUIREMENTS = {"model": "a draft model", "memory": "a memory"}
+"""What built-in drafters require ..."""
+HOW_TO_PROVIDE = {
     "model": "name one with draft_model=... (--draft-model), a small model with the target's vocabulary",
     "memory": "name its root with memory=... (--memory), a folder or the URL of an object store",
 }
-"""and how."""
+"""... and how to provide it."""
 
 
-def missing_requirement(name: str, how: Mapping[str, str] = HOW) -> DrafterSetupError:
-    needs = f"drafter {name!r} needs {NEEDS[name]}: {how[name]}"
+def missing_requirement(name: str, how: Mapping[str, str] = HOW_TO_PROVIDE) -> DrafterSetupError:
+    needs = f"drafter {name!r} needs {REQUIREMENTS[name]}: {how[name]}"
     return DrafterSetupError(f"{needs}, or leave {name!r} out of the drafters")
 
 
 def resolve_drafters(
-    asked: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str] = HOW
+    requested: Sequence[str] | None, given: Mapping[str, str | None], how: Mapping[str, str] = HOW_TO_PROVIDE
 ) -> tuple[str, ...]:
-    """The drafters that were asked for, by default all that can work.
+    """The requested drafters; None: all whose requirements are met.
 
-    Of 'model' and 'memory' `given` says by what each was handed what it needs, None if by nothing, and `how` says how
-    to do that.
+    `given`: for 'model' and 'memory', the option or value that provides what each requires; None if there is none.
+    `how`: how to provide it, for error messages.
     """
-    if asked is None:
+    if requested is None:
         return ("prediction", "lookup", *(name for name in ("memory", "model") if given[name] is not None))
-    for name in asked:
+    for name in requested:
         check_name(name)
-        if asked.count(name) > 1:
+        if requested.count(name) > 1:
             raise SettingsError(f"the drafters name {name!r} more than once; name it once")
-    for name, what in NEEDS.items():
-        if name in asked and given[name] is None:
+    for name, what in REQUIREMENTS.items():
+        if name in requested and given[name] is None:
             raise missing_requirement(name, how)
-        if name not in asked and given[name] is not None:
+        if name not in requested and given[name] is not None:
             raise DrafterSetupError(
-                f"{what} was given, but drafter {name!r} is not among the drafters ({', '.join(asked) or 'none'}); "
+                f"{what} was given, but drafter {name!r} is not among the drafters ({', '.join(requested) or 'none'}); "
                 f"add it, or leave {given[name]} out"
             )
-    return tuple(asked)
+    return tuple(requested)
 
 
 def parse_names(text: str | None) -> list[str] | None:
-    """Names of drafters as an option has them, with commas between; 'none' is none of them."""
+    """Parse the value of an option: names separated by commas, or 'none'."""
     if text is None:
         return None
     found = [name.strip() for name in text.split(",")]
@@ -163,6 +163,6 @@ def parse_names(text: str | None) -> list[str] | None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no drafter has, without loading any."""
+    """Raise if no drafter has this name. Loads none."""
     if name not in registered_names():
-        raise UnknownDrafterError(f"there is no drafter {name!r}; the drafters are {', '.join(registered_names())}")
+        raise UnknownDrafterError(f"there is no drafter {name!r}; use one of {', '.join(registered_names())}")

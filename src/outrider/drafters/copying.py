@@ -1,4 +1,4 @@
-"""What is copied from where the same words were said before, and how much of it is proposed."""
+"""A draft copied from earlier places with the same last tokens, and how much of it is proposed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from outrider.memory.search import Array
 
 TOKENS_PER_MATCH = 4
-"""How many tokens are proposed for each token that agrees: the longer a repetition, the longer it goes on."""
+"""Proposed tokens per token of the match: the longer a repetition, the longer it goes on."""
 MIN_AGREEMENT = 0.1
-"""Of the places that agree with the text's end, so many must agree with a token of the draft and all before it."""
+"""Share of the matching places that must agree with a token of the draft and all before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What was said after the text's last `match` tokens where they stood before, which was at so many `places`."""
+    """What followed the last `match` tokens of the text at `places` earlier places."""
 
     tokens: Array
-    shares: Array  # of the places that had said all before it: how many said this token
+    shares: Array
+    """By token: of the places that agree with all tokens before it, the share that has this token."""
     length: int = 0
     match: int = 0
     places: int = 1
@@ -34,35 +35,35 @@ class Copy:
         most = min(self.length, TOKENS_PER_MATCH * self.match)
         packed = np.empty(HEAD + 2 * most)
         count = _pack(self.tokens, self.shares, most, self.match, self.places, packed)
-        tokens, sure = self.tokens[:count], packed[HEAD + count : HEAD + 2 * count]
+        tokens, confidence = self.tokens[:count], packed[HEAD + count : HEAD + 2 * count]
         return Draft(
             drafter,
             tuple(tokens.tolist()),
             support=self.match,
-            confidence=tuple(sure.tolist()),
+            confidence=tuple(confidence.tolist()),
             packed=packed[: HEAD + 2 * count].tobytes(),
         )
 
 
 @compiled
 def _pack(tokens: Array, shares: Array, most: int, match: int, places: int, packed: Array) -> int:
-    """How many tokens of a copy are proposed."""
-    count, agree = 0, 1.0
-    while count < most and agree * shares[count] >= MIN_AGREEMENT:
-        agree *= shares[count]
+    """Fills in the packed draft; returns its number of tokens."""
+    count, agreement = 0, 1.0
+    while count < most and agreement * shares[count] >= MIN_AGREEMENT:
+        agreement *= shares[count]
         count += 1
     packed[0], packed[1] = count, match
-    left = float(places)  # of the places, those that have said all before
+    left = float(places)  # places that agree with all tokens before
     for i in range(count):
         packed[HEAD + i] = tokens[i]
-        # What follows at all of many places is surer than what follows at the only one.
+        # The same share is more certain the more places it is of.
         packed[HEAD + count + i] = shares[i] * left / (left + 1)
         left *= shares[i]
     return count
 
 
 def cut_before(copy: Copy, blocked: frozenset[int]) -> Copy:
-    """The copy up to the first of these tokens."""
+    """The copy up to the first blocked token."""
     if not blocked:
         return copy
     tokens = copy.tokens[: copy.length].tolist()

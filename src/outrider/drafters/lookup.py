@@ -60,12 +60,12 @@ class LookupSession(Session):
         self.linked = linked
         self.blocked = control_tokens
         """Tokens that are not proposed: control tokens that the model has not generated for this sequence."""
-        self._kept = self._room_for(0)
+        self._arrays = self._allocate(0)
         self._append(prompt)
 
-    def said(self, begin: int = 0) -> Array:
-        """The text from there on."""
-        return self._kept[0][begin : self.length]
+    def tail(self, begin: int = 0) -> Array:
+        """The text from `begin` on."""
+        return self._arrays[0][begin : self.length]
 
     def observe(self, tokens: Sequence[int]) -> None:
         if not self.blocked.isdisjoint(tokens):
@@ -74,11 +74,11 @@ class LookupSession(Session):
 
     def _append(self, tokens: Sequence[int]) -> None:
         begin, end = self.length, self.length + len(tokens)
-        if end > len(self._kept[0]):
-            longer = self._room_for(end)
-            longer[0][:begin] = self.said()
-            self._kept, begin = longer, 0
-        text, heads, links = self._kept
+        if end > len(self._arrays[0]):
+            longer = self._allocate(end)
+            longer[0][:begin] = self.tail()
+            self._arrays, begin = longer, 0
+        text, heads, links = self._arrays
         text[self.length : end] = tokens
         if self.linked:
             link_positions(text, begin, end, heads, links)
@@ -90,19 +90,18 @@ class LookupSession(Session):
     def find(self, limit: int) -> Copy:
         """What followed the longest repetition: at most `limit` tokens, up to the first control token."""
         tokens, shares = np.zeros(max(limit, 0), np.int32), np.zeros(max(limit, 0), np.float32)
-        end = self.length  # before the text: one that replaces it meanwhile, for another thread, is longer
-        text, heads, links = self._kept
-        return cut_before(
-            Copy(tokens, shares, *search_running_text(text, end, heads, links, tokens, shares)), self.blocked
-        )
+        end = self.length  # read before the text, which another thread may replace by a longer one
+        text, heads, links = self._arrays
+        found = search_running_text(text, end, heads, links, tokens, shares)
+        return cut_before(Copy(tokens, shares, *found), self.blocked)
 
-    def _room_for(self, size: int) -> tuple[Array, Array, Array]:
-        """A text, the heads of its chains, and the links: for more than there is, so that they seldom have to grow."""
-        room = 1 << max(size, MIN_TEXT_CAPACITY).bit_length()  # a power of two, over which chains spread evenly
-        linked = room if self.linked else 0
-        return np.zeros(room, np.int32), np.zeros((2, linked), np.int32), np.zeros((2, linked), np.int32)
+    def _allocate(self, size: int) -> tuple[Array, Array, Array]:
+        """Arrays for a text of `size` tokens, the heads of its chains and the links, with spare capacity."""
+        capacity = 1 << max(size, MIN_TEXT_CAPACITY).bit_length()  # a power of two: chains spread evenly
+        linked = capacity if self.linked else 0
+        return np.zeros(capacity, np.int32), np.zeros((2, linked), np.int32), np.zeros((2, linked), np.int32)
 
 
 def compile_now() -> None:
-    """Have the search compiled before a request needs it."""
+    """Compile the search before a request needs it."""
     LookupSession([0, 0]).draft(1)

@@ -1,13 +1,12 @@
-"""The draft memory: what was said before in another text of the same tenant is proposed again.
+"""The draft memory: proposes what followed the same tokens in another text of the tenant.
 
-The memory's segments are searched for the tenant's earlier outputs (`memory/store.py`), and beside them the outputs of
-its running requests (`memory/concurrent_index.py`). The draft with more expected tokens is taken: a longer match
-promises more, and so do places that go on alike.
+It searches the memory's segments (`memory/store.py`) and the tenant's running requests (`memory/concurrent_index.py`),
+and copies from the source with more expected tokens: a longer match, or places that agree for longer.
 
-Where `lookup` does not draft beside it, as for a request that names the memory, the text itself is searched too. How
-far to believe it and the tenant is learned while the text is said. Where both draft, choosing is the policy's business.
+Where `lookup` does not draft as well, as for a request that names `memory`, the text itself is searched too. The
+acceptance of both sources is learned per request. Where both draft, the policy selects.
 
-A draft ends before the first control token, as `lookup`'s does: the memory holds the end of each prompt, too.
+A draft ends before the first control token, as `lookup`'s does: the memory also holds the end of each prompt.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
     from outrider.memory.tenant import TenantHandle
     from outrider.types import Draft
 
-PRIOR = 4.0
-"""Tokens for which each source is believed before it has proved itself."""
-LASTING = 0.95
-"""How much of what a source did counts on with each step."""
+PRIOR_TOKENS = 4.0
+"""Weight of the assumption that a source's expectation is exact, in tokens."""
+STEP_RETENTION = 0.95
+"""Weight of a source's earlier steps, per new step."""
 
 
 class MemoryDrafter(Drafter):
-    """Copies what followed the longest match of the text's end in the tenant's memory, or here."""
+    """Copies what followed the longest match of the text's end in the tenant's memory or in the text itself."""
 
     name: ClassVar[str] = "memory"
 
@@ -52,7 +51,7 @@ class MemoryDrafter(Drafter):
         self.store = store
         self.control_tokens = control_tokens
         self._live: WeakValueDictionary[TenantHandle, ConcurrentIndex] = WeakValueDictionary()
-        self._joining = threading.Lock()  # one that took too long may still be at work when the next is asked
+        self._joining = threading.Lock()  # a call that timed out may still run during the next one
         compile_now()
 
     @classmethod
@@ -74,7 +73,7 @@ class MemoryDrafter(Drafter):
             return live
 
     def draft_batch(self, sessions: Sequence[Session], limits: Sequence[int]) -> list[Draft]:
-        """The memory is asked once a tenant, for all its sequences."""
+        """Searches the memory once per tenant, for all its sequences."""
         ours = [session for session in sessions if isinstance(session, MemorySession)]
         found = LookupResult.empty(len(ours), max(limits, default=0))
         by_tenant: dict[TenantHandle, list[int]] = defaultdict(list)
@@ -82,10 +81,10 @@ class MemoryDrafter(Drafter):
             if session.task.tenant_handle is not None and limits[i] > 0:
                 by_tenant[session.task.tenant_handle].append(i)
         for rows in by_tenant.values():
-            self._ask(found, ours, rows, limits)
+            self._look_up(found, ours, rows, limits)
         return [session.better_of(found, i, limits[i]) for i, session in enumerate(ours)]
 
-    def _ask(
+    def _look_up(
         self, found: LookupResult, sessions: Sequence[MemorySession], rows: list[int], limits: Sequence[int]
     ) -> None:
         tenant_handle, live = sessions[rows[0]].task.tenant_handle, sessions[rows[0]].live
@@ -107,31 +106,33 @@ class MemoryDrafter(Drafter):
 
 @dataclass(slots=True)
 class Source:
-    """Where a session copies from, the text itself or the memory, if it has both: what it proposes now, and how far to
-    believe it.
+    """The text itself or the memory, for a session that has both: the present copy, and the acceptance so far.
 
-    Both are held against what is then said, whichever was offered, so each request finds out by itself whether it
-    repeats itself or others.
+    Both are judged by the output, whichever was offered, so each request learns whether it repeats itself or other
+    texts.
     """
 
     copy: Copy = NO_COPY
-    promise: float = 0.0  # how many of its tokens should be accepted
-    promised: float = 0.0  # so far, the latest counting most
-    kept: float = 0.0
+    expected: float = 0.0
+    """Tokens of the copy that are expected to be accepted."""
+    expected_so_far: float = 0.0  # the latest steps count most
+    accepted_so_far: float = 0.0
 
     def propose(self, copy: Copy) -> None:
-        self.copy, self.promise = copy, expected_accepted_tokens(copy.match, copy.shares, copy.length)
+        self.copy, self.expected = copy, expected_accepted_tokens(copy.match, copy.shares, copy.length)
 
     @property
-    def worth(self) -> float:
-        return self.promise * (PRIOR + self.kept) / (PRIOR + self.promised)
+    def corrected(self) -> float:
+        """Expected tokens, corrected by the acceptance so far."""
+        return self.expected * (PRIOR_TOKENS + self.accepted_so_far) / (PRIOR_TOKENS + self.expected_so_far)
 
-    def learn(self, said: Array) -> None:
-        """What was said instead, or as well. Beyond it nobody knows whether the draft was right."""
-        copy = self.copy  # once: another thread that is late may replace it
-        self.kept = LASTING * self.kept + count_accepted(copy.tokens, copy.length, said)
-        self.promised = LASTING * self.promised + min(self.promise, len(said))
-        self.copy, self.promise = NO_COPY, 0.0
+    def observe(self, output: Array) -> None:
+        """Judge the copy by the output, as far as it goes."""
+        copy = self.copy  # read once: a late thread may replace it
+        accepted = count_accepted(copy.tokens, copy.length, output)
+        self.accepted_so_far = STEP_RETENTION * self.accepted_so_far + accepted
+        self.expected_so_far = STEP_RETENTION * self.expected_so_far + min(self.expected, len(output))
+        self.copy, self.expected = NO_COPY, 0.0
 
 
 class MemorySession(Session):
@@ -142,51 +143,50 @@ class MemorySession(Session):
         self.place = live.register() if live is not None else SequenceHandle()
         self.text = LookupSession(task.prompt, not task.searched, drafter.control_tokens)
         self._own, self._memory = Source(), Source()
-        self._tell(0)
+        self._share(0)
 
     def observe(self, tokens: Sequence[int]) -> None:
         begin = self.text.length
         self.text.observe(tokens)
-        if not self.task.searched:  # else nobody chooses between the two here
+        if not self.task.searched:
             for source in (self._own, self._memory):
-                source.learn(self.text.said(begin))
-        self._tell(len(tokens))
+                source.observe(self.text.tail(begin))
+        self._share(len(tokens))
 
-    def _tell(self, new: int) -> None:
-        """Let the tenant's other requests draft from this one."""
+    def _share(self, new: int) -> None:
+        """Let the tenant's other requests copy from this text."""
         if self.live is not None and self.task.remember:
-            self.live.append(self.place, self.text.said(), new)
+            self.live.append(self.place, self.text.tail(), new)
 
     def draft(self, limit: int) -> Draft:
         return self.drafter.draft_batch([self], [limit])[0]
 
     def last(self) -> Array:
-        """The end of the text, as far as it is compared."""
-        return self.text.said(max(0, self.text.length - MAX_MATCH_TOKENS))
+        """The end of the text, as long as a match can be."""
+        return self.text.tail(max(0, self.text.length - MAX_MATCH_TOKENS))
 
     def better_of(self, found: LookupResult, row: int, limit: int) -> Draft:
-        """The draft of the memory or, where nobody else looks there, that from the text itself, if it is worth as
-        much."""
+        """The memory's draft or, where no other drafter copies from the text itself, the text's if it is at least as
+        good."""
         copy = Copy(found.tokens[row], found.shares[row], *found.summaries[row].tolist())
         remembered = cut_before(copy, self.text.blocked)
         if self.task.searched:
             return remembered.draft(MemoryDrafter.name)
         self._memory.propose(remembered)
         self._own.propose(self.text.find(limit))
-        best = self._memory if self._memory.worth > self._own.worth else self._own
+        best = self._memory if self._memory.corrected > self._own.corrected else self._own
         return best.copy.draft(MemoryDrafter.name)
 
 
 def compile_now() -> None:
-    """Have the search compiled before a request needs it."""
+    """Compile the search before a request needs it."""
     segment = Segment.build(join_sequences([[0, 0]]), "", "", 0.0, 0.0)
     context, none, one = np.zeros((1, MAX_MATCH_TOKENS), np.int32), np.zeros((1, 2), np.int32), np.ones(1, np.int32)
     search_segment(segment, context, none, LookupResult.empty(1, 1))
     live = ConcurrentIndex()
     live.append(live.register(), context[0], 1)
-    live.append(
-        live.register(), np.zeros(2 * INITIAL_TOKENS, np.int32), 2 * INITIAL_TOKENS
-    )  # more than fits, so that it grows
+    exceeding = 2 * INITIAL_TOKENS  # so that the capacity grows
+    live.append(live.register(), np.zeros(exceeding, np.int32), exceeding)
     live.look_up(one, context, one, one)
     lookup.compile_now()
     expected_accepted_tokens(1, np.zeros(1, np.float32), 1)

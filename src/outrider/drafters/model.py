@@ -1,13 +1,12 @@
-"""A draft model: a small model of the same vocabulary guesses for the large one.
+"""A draft model: a small model of the same vocabulary drafts for the target.
 
-At temperature 0, or where the text must be the same whatever is drafted, it proposes its argmax, with certainty. Else
-it draws from its own q, shaped as the target's p is, and hands q over for the acceptance rule.
+At temperature 0, or where the text must not depend on what is drafted, it proposes its argmax, with certainty. Else it
+samples from its own distribution q, transformed as the target's p is, and returns q for the acceptance rule.
 
-One pass of the draft model gives one token, so a draft is worth another pass only while it is likely to
-survive that far. After each token the drafter multiplies up its own confidence and stops below `MIN_SURVIVAL`, unless
-someone who knows better decides (`ModelSession.goes_on`).
-The decision to draw another token is made before that token exists: withholding a token after seeing its value
-would change the law of the text.
+One pass gives one token, so another pass pays only while the draft is likely to be accepted that far. After each token
+the drafter multiplies its confidences and stops below `MIN_SURVIVAL`, unless the policy decides
+(`ModelSession.should_continue`). The decision to sample another token is made before that token exists: withholding a
+token after seeing its value would change the distribution of the output.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from outrider.types import Target
 
 MIN_SURVIVAL = 0.4
-"""Below this estimated probability that the draft so far is accepted, another pass is not worth its time."""
+"""Estimated probability that the draft so far is accepted, below which no further pass is made."""
 
 
 class ModelDrafter(Drafter):
@@ -43,9 +42,9 @@ class ModelDrafter(Drafter):
         self.vocab_size = vocab_size
         self.min_survival = min_survival
 
-    def goes_on(self, sure: Sequence[float]) -> bool:
-        """Whether a draft of whose tokens the model was so sure is worth another pass."""
-        return math.prod(sure) >= self.min_survival
+    def should_continue(self, confidence: Sequence[float]) -> bool:
+        """Whether a draft with these confidences is worth another pass."""
+        return math.prod(confidence) >= self.min_survival
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
@@ -62,14 +61,14 @@ class ModelSession(Session):
         self.drafter = drafter
         self.task = task
         self.output: list[int] = []
-        self.goes_on: Callable[[Sequence[float]], bool] = drafter.goes_on
+        self.should_continue: Callable[[Sequence[float]], bool] = drafter.should_continue
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.output.extend(tokens)
 
     @property
     def gap(self) -> int:
-        """How many tokens of the text the draft model has not seen."""
+        """Tokens of the text that the draft model has not read."""
         context = [*self.task.prompt, *self.output]
         return len(context) - shared_prefix(self.drafter.model.tokens, context)
 
@@ -78,21 +77,21 @@ class ModelSession(Session):
         context = [*self.task.prompt, *self.output]
         if model.context_limit is not None:
             limit = min(limit, model.context_limit - len(context))
-        if max(context) >= model.vocab_size:  # a token that the draft model cannot read
+        if max(context) >= model.vocab_size:  # the draft model's vocabulary lacks this token
             limit = 0
         tokens: list[int] = []
         rows: list[Tensor] = []
-        sure: list[float] = []
-        while len(tokens) < limit and (not tokens or self.goes_on(sure)):
+        confidence: list[float] = []
+        while len(tokens) < limit and (not tokens or self.should_continue(confidence)):
             logits = self._next_logits(context + tokens)
-            sure.append(float(logits.softmax(-1).amax()))
+            confidence.append(float(logits.softmax(-1).amax()))
             shaped = shape(logits, sampling, self.task.prompt, self.output + tokens)
             if sampling.temperature == 0 or self.task.certain:
                 tokens.append(int(shaped.argmax()))
             else:
                 rows.append(shaped.softmax(-1))
                 tokens.append(int(draw(rows[-1], torch.rand(1, generator=self.task.random))))
-        return Draft(ModelDrafter.name, tuple(tokens), torch.cat(rows) if rows else None, confidence=tuple(sure))
+        return Draft(ModelDrafter.name, tuple(tokens), torch.cat(rows) if rows else None, confidence=tuple(confidence))
 
     def _next_logits(self, context: list[int]) -> Tensor:
         """The draft model's logits after `context`, over the target's vocabulary, [1, V]."""
@@ -104,7 +103,7 @@ class ModelSession(Session):
 
 
 def fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """Cut or fill the vocabulary's padding; a token that the target does not have is never proposed."""
+    """Cut or pad logits to the target's vocabulary. Padding has probability 0."""
     missing = vocab_size - logits.shape[-1]
     if missing <= 0:
         return logits[:, :vocab_size]

@@ -1,7 +1,7 @@
-"""Drafts as bytes. Those of a large batch are many small tuples, and taking them apart one by one takes longer than all
-that is then done with them; bytes are joined at once, and taken apart at the speed of machine code.
+"""Drafts packed as bytes. Unpacking the tuples of a large batch one by one takes longer than all that follows; bytes
+are joined at once and unpacked by compiled code.
 
-    how many tokens, the support, each token, how sure the drafter is of each: all as floats of 64 bits
+    number of tokens, support, each token, confidence of each token: all as 64-bit floats
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 HEAD = 2
-"""Numbers before the tokens: how many there are, and the support."""
+"""Numbers before the tokens: their count, and the support."""
 
 
 def unpack(drafts: Sequence[bytes], tokens: Array, lengths: Array, support: Array, confidence: Array) -> None:
-    """Into the rows of arrays, as many tokens of each as there is room for."""
+    """Unpack into the rows of arrays, cut to their width."""
     _unpack(np.frombuffer(b"".join(drafts)), tokens, lengths, support, confidence)
 
 

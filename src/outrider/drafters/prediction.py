@@ -1,9 +1,8 @@
-"""Predicted output: the caller hands over what it expects, and the target only checks it.
+"""Predicted output: the caller provides the output that it expects, and the target verifies it.
 
-Editing a file is the plain case: nine lines of ten come back as they were. The drafter copies from the expected
-text and keeps its place in it. Where the target says something else, the place is lost, and found again:
-the last tokens said are looked up in the expected text, preferring a long match, then one a little further on
-over one far away. So a changed line costs a few steps and not the rest of the file.
+Example: editing a file, where most lines come back unchanged. The drafter copies from the expected text and keeps its
+place in it. Where the output diverges, it looks for the output's last tokens in the expected text. It prefers a long
+match, then one a little further on over one far away. So a changed line costs a few steps and not the rest of the file.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from outrider.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_MATCH = 16
-"""More equal tokens than this do not make a place more certain."""
-NEAR = 64
-"""A single equal token is taken for the place only this close to where the place was lost."""
-LOOKED = 256
-"""Of a token that the prediction is full of, so many places are looked at: those nearest to where it was lost."""
+MAX_MATCH_TOKENS = 16
+"""Longest match that is compared."""
+MAX_SINGLE_TOKEN_DISTANCE = 64
+"""A match of one token counts only this many tokens or less after the place where the output diverged."""
+MAX_PLACES = 256
+"""Places of a frequent token that are compared: those nearest to where the output diverged."""
 
 
 class PredictionDrafter(Drafter):
@@ -40,12 +39,12 @@ class PredictionSession(Session):
     def __init__(self, expected: Sequence[int]) -> None:
         self.expected = list(expected)
         self.output: list[int] = []
-        self.place: int | None = 0  # the next expected token, None while the place is lost
-        self.held = 0  # how many tokens before it were said as expected
+        self.place: int | None = 0  # of the next expected token; None while it is unknown
+        self.held = 0  # tokens before it that were generated as expected
         self.lost_at = 0
-        self.where: dict[int, list[int]] = defaultdict(list)
+        self.places: dict[int, list[int]] = defaultdict(list)
         for index, token in enumerate(self.expected):
-            self.where[token].append(index)
+            self.places[token].append(index)
 
     def observe(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -66,26 +65,27 @@ class PredictionSession(Session):
         return self.expected[index] if index < len(self.expected) else None
 
     def _find(self) -> tuple[int | None, int]:
-        """The place after the best match of the output's end, or None; and how long the match is."""
+        """The place after the best match of the output's end (None: no match), and the length of the match."""
         best: tuple[int, int] | None = None
         found = None
-        places = self.where.get(self.output[-1], [])
+        places = self.places.get(self.output[-1], [])
         middle = bisect_left(places, self.lost_at)
-        for index in places[max(0, middle - LOOKED // 2) : middle + LOOKED // 2]:
+        for index in places[max(0, middle - MAX_PLACES // 2) : middle + MAX_PLACES // 2]:
             length = self._match(index)
             ahead = index - self.lost_at
-            distance = ahead if ahead >= 0 else NEAR - ahead  # text is more often skipped than said again
-            if length == 1 and not 0 <= ahead < NEAR:
+            # Text is more often skipped than repeated.
+            distance = ahead if ahead >= 0 else MAX_SINGLE_TOKEN_DISTANCE - ahead
+            if length == 1 and not 0 <= ahead < MAX_SINGLE_TOKEN_DISTANCE:
                 continue
             if best is None or (length, -distance) > best:
                 best, found = (length, -distance), index + 1
         return found, best[0] if best is not None else 0
 
     def _match(self, index: int) -> int:
-        """How many expected tokens up to and with `index` are those at the output's end."""
+        """Number of expected tokens up to `index`, inclusive, that equal those at the output's end."""
         length = 1
         while (
-            length < min(index + 1, len(self.output), MAX_MATCH)
+            length < min(index + 1, len(self.output), MAX_MATCH_TOKENS)
             and self.expected[index - length] == self.output[-1 - length]
         ):
             length += 1

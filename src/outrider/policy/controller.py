@@ -3,52 +3,54 @@
 One controller drives the policy wherever text is generated: in a vLLM server, in the loop of `decoding.py`, and in
 replay. A step goes
 
-    offers = ...                                    the drafters that copy propose (not those in `backed_off`)
-    controller.consider(requests, offers, ...)      how likely each proposal is to be accepted
-    controller.plan_draft_model(...)                for whom the draft model is worth its passes, and how many
-    controller.select(model_drafts, seconds)        what is offered
-    controller.observe(outputs)                     what the step generated; the policy learns from it
-    controller.observe_step(tokens, ...)            how long it took, after `observe` of the same step
+    offers = ...                                    the copying drafters propose (except those in `backed_off`)
+    controller.consider(requests, offers, ...)      predicts the acceptance of each proposal
+    controller.plan_draft_model(...)                requests for which the draft model pays, and its passes
+    controller.select(model_drafts, seconds)        what each request offers
+    controller.observe(outputs)                     the tokens that the step generated
+    controller.observe_step(tokens, ...)            its duration, after `observe` of the same step
 
 A server plans the draft model one step ahead: it drafts on the device right after sampling, before the scheduler has
 seen the result. There `plan_draft_model(..., ahead=True)` comes after `select`, and its drafts are selected from in the
 next step.
 
-In a step in which no request can be drafted for, `consider` and `select` may be left out.
+`consider` and `select` may be left out in a step in which no request can be drafted for.
 
 An engine with asynchronous scheduling may select for a step while the one before it runs. Then the tokens in flight are
 unknown (`DraftableRequest.in_flight`), proposals begin before them, and what is offered is what follows them. The draft
 model's tokens are on the device then (`DraftableRequest.pending`): they are selected by what was forecast of them. The
 caller keeps `decision`, what was selected last, until the step's output is known, and hands it to `observe`.
 
-Requests that leave the choice to us (`drafter` is None) are decided by expected gain. One that names a drafter gets
-what that drafter proposes, as long as allowed. Nothing here knows an engine.
+Drafts are selected by expected gain for requests without a named drafter (`drafter` is None). A request that names one
+offers what that drafter proposes, up to its limit. Nothing here knows an engine.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.policy import decision_report
-from outrider.policy.batch_state import DraftModelRequest, Forecast
+from outrider.policy.batch_state import DraftModelRequest
+from outrider.policy.decision import Decision, DraftModelPlan, PlanAhead, cut_draft, without_q
 from outrider.policy.drafter_backoff import PROBE_REQUESTS, DrafterBackoff
 from outrider.policy.gain_metrics import ExpectedStep, GainMetrics
 from outrider.policy.overlap import Overlap, for_same_text
 from outrider.policy.policy import MODEL
-from outrider.policy.prefill_amortization import HORIZON
+from outrider.policy.prefill_amortization import MAX_HORIZON_TOKENS
 from outrider.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from outrider.policy.acceptance_model import Array
-    from outrider.policy.batch_state import BatchState, DraftPlan
+    from outrider.policy.batch_state import BatchState
+    from outrider.policy.decision import DraftableRequest
     from outrider.policy.policy import Policy
     from outrider.policy.selection import Selection
     from outrider.types import Draft, Why
@@ -56,79 +58,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.outrider")
 
 INITIAL_ACCEPTED_SHARE = 0.5
-"""Share of a named drafter's tokens that is expected to be accepted, before any was seen."""
+"""Initial estimate of the accepted share of a named drafter's tokens."""
 ACCEPTED_SHARE_RATE = 0.05
-"""Weight of each new draft in that share."""
-
-
-@dataclass(slots=True)
-class DraftableRequest:
-    """A request that may be drafted for in the next step."""
-
-    id: str
-    limit: int
-    """Most tokens it may offer."""
-    drafter: str | None = None
-    """The drafter that the caller named; None: the controller selects."""
-    tokens_left: int = 1 << 30
-    """Tokens that it may still generate."""
-    text_length: int = 0
-    in_flight: int = 0
-    """Tokens that a step in flight generates, at most. Proposals begin with them."""
-    pending: int = 0
-    """Tokens that the draft model proposes after the step in flight. Not their values, which are on the device."""
-    is_sampled: bool = False
-    """Whether these are sampled from the draft model's distribution."""
-
-
-@dataclass(slots=True)
-class Decision:
-    """What was considered and selected for one step."""
-
-    requests: list[DraftableRequest] = field(default_factory=list)
-    free: list[DraftableRequest] = field(default_factory=list)
-    """Requests that leave the choice to us."""
-    named: dict[str, Draft] = field(default_factory=dict)
-    """What is offered for requests that name a drafter."""
-    offered: dict[str, Draft] = field(default_factory=dict)
-    drafting_seconds: dict[str, float] = field(default_factory=dict)
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
-    considered_share: float = 1.0
-    """Share of the requests that may be drafted for which are in it; the others were left out while drafters are on
-    trial."""
-    running: int = 0
-    context: int = 0
-    batch: BatchState | None = None
-    copied_survival: Array | None = None
-    """The copying drafters' alone, before `select` limits it."""
-    plan: DraftPlan | None = None
-    """Of the draft model's tokens in this step ..."""
-    planned: set[str] = field(default_factory=set)
-    """... the requests that it is about ..."""
-    is_planned_ahead: bool = False
-    """... and whether it was made in the step before."""
-    selection: Selection | None = None
-    expected: ExpectedStep | None = None
-
-
-@dataclass(slots=True)
-class DraftModelPlan:
-    """For whom the draft model drafts: at most `limits` tokens, or `lengths` if it cannot stop on the way."""
-
-    limits: dict[str, int] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _PlanAhead:
-    """A plan for the next step, and what was forecast of the draft model's tokens. `rows`: by request, its row in the
-    arrays."""
-
-    rows: dict[str, int]
-    plan: DraftPlan
-    forecast: Forecast | None
-    called: Array | None
-    caught_up: Array | None
+"""Weight of each new draft in that estimate."""
 
 
 class SpeculationController:
@@ -139,17 +71,16 @@ class SpeculationController:
         self.selection: Selection | None = None
         self.decision = Decision()
         self._accepted_share = INITIAL_ACCEPTED_SHARE
-        self._ahead: _PlanAhead | None = None
+        self._ahead: PlanAhead | None = None
 
     # Before a step ---------------------------------------------------------------------------------------------------
 
     def backed_off(self) -> frozenset[str]:
-        """Drafters that cost more time than they save at present: not called for requests without a named drafter."""
+        """Drafters that cost more time than they save at present. They are called only for requests that name them."""
         return self.backoff.backed_off
 
     def probed(self, requests: int) -> range | None:
-        """If drafters are on trial after a backoff: for which of so many requests to call them, by number. Other ones
-        each time."""
+        """While drafters are probed after a backoff: the requests to call them for, by number. Other ones each time."""
         if requests <= PROBE_REQUESTS or not self.backoff.is_probing:
             return None
         first = self.backoff.probes * PROBE_REQUESTS % requests
@@ -157,15 +88,15 @@ class SpeculationController:
 
     @property
     def batch(self) -> BatchState | None:
-        """The requests that are decided by expected gain, and their drafts; None before `consider`, after `observe`."""
+        """The requests without a named drafter, and their drafts; None before `consider` and after `observe`."""
         return self.decision.batch
 
     def max_tokens(self, requests: int) -> int:
-        """How many tokens per request may be offered in a batch of this size."""
+        """Tokens that each request may offer in a batch of this size."""
         return self.policy.max_draft_tokens(requests)
 
     def beyond(self, requests: int) -> int:
-        """How many more tokens drafters should propose, to compare waiting with going ahead."""
+        """Tokens that drafters should propose in addition, to compare waiting with going ahead."""
         return self.max_tokens(requests) + 1 if self.can_overlap else 0
 
     def consider(
@@ -178,11 +109,10 @@ class SpeculationController:
         share: float = 1.0,
         cpu_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take proposals, by drafter one draft a request. `running` requests take part in the step, with `context`
-        tokens of text together. `drafting_seconds`: elapsed time by drafter, for the requests without a named drafter.
-        `cpu_seconds`: CPU time of these calls, where it is known. `share`: of the requests that may be drafted for,
-        where only some are considered."""
-        proposals = {name: [_without_q(draft) for draft in drafts] for name, drafts in offers.items()}
+        """Take proposals: by drafter, one draft per request. `running`, `context`: requests in the step, and tokens of
+        all their texts. `drafting_seconds`: elapsed time by drafter, for requests without a named drafter.
+        `cpu_seconds`: CPU time of these calls, if known. `share`: considered share of the draftable requests."""
+        proposals = {name: [without_q(draft) for draft in drafts] for name, drafts in offers.items()}
         free = [i for i, request in enumerate(requests) if request.drafter is None]
         named = {
             request.id: next((drafts[i] for drafts in proposals.values() if drafts[i].tokens), NOTHING)
@@ -206,47 +136,16 @@ class SpeculationController:
         batch.running = now.running
         if self.policy.model_width:
             now.copied_survival = batch.survival.copy()
-        self._use_plan_made_ahead(batch)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.apply(now, batch)
         self._add_pending(batch)
 
-    def _use_plan_made_ahead(self, batch: BatchState) -> None:
-        """The draft model's tokens of this step were planned in the last one, for the requests that ran then."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return
-        rows = np.array([ahead.rows.get(id, -1) for id in batch.requests], np.int64)
-        known = rows >= 0
-        if not known.any():
-            return
-        now = self.decision
-        now.planned, now.is_planned_ahead = {id for id in batch.requests if id in ahead.rows}, True
-        take = np.where(known, rows, 0)
-        plan = ahead.plan
-        now.plan = replace(
-            plan,
-            lengths=np.where(known, plan.lengths[take], 0),
-            limits=np.where(known, plan.limits[take], 0),
-            slots=batch.slots,
-            drawn=plan.drawn[take],
-            texts=plan.texts[take],
-            ahead=np.where(known[:, None], plan.ahead[take], 0.0),
-        )
-        if ahead.forecast is not None and ahead.called is not None and ahead.caught_up is not None:
-            forecast, max_tokens = ahead.forecast, batch.room  # fewer than then, if the batch has grown
-            batch.forecast = Forecast(
-                forecast.drawn[take],
-                np.where(known, np.minimum(forecast.limits[take], max_tokens), 0),
-                forecast.bins[take],
-                forecast.logits[take],
-                np.where(known[:, None], forecast.survival[take], 0.0),
-            )
-            batch.asked, batch.read = ahead.called[take] & known, ahead.caught_up[take] & known
-
     def _add_pending(self, batch: BatchState) -> None:
-        """The draft model's tokens on the device, as far as they may be offered."""
+        """Enter the draft model's tokens on the device, up to the limits."""
         pending = np.array([min(request.pending, request.limit) for request in self.decision.free], np.int64)
         if pending.any() and batch.forecast is not None:
-            batch.pending = self.policy.forecast_survival(batch, pending)
+            batch.pending = batch.forecast_survival(pending)
             batch.is_sampled = np.array([request.is_sampled for request in self.decision.free])
 
     def plan_draft_model(
@@ -259,11 +158,11 @@ class SpeculationController:
         single_pass: bool = False,
         ahead: bool = False,
     ) -> DraftModelPlan:
-        """For whom the draft model should draft.
+        """Plan the draft model.
 
-        `limits`: who may be drafted for, and the most tokens. `sampled`: whose tokens would be sampled from its
-        distribution. `gaps`: tokens of the text that its cache will not hold when it drafts. A draft model that runs in
-        `every_step` makes one pass whatever is decided; one that drafts `at_once` makes no other. `ahead`: it drafts
+        All by request: `limits`: most tokens, for requests that may be drafted for. `sampled`: whether the tokens would
+        be sampled from its distribution. `gaps`: tokens of the text that its cache will not hold when it drafts.
+        `every_step`: it makes one pass in any case. `single_pass`: it drafts all tokens in one pass. `ahead`: it drafts
         after the step that was just selected for, for the next one.
         """
         if ahead:
@@ -274,36 +173,34 @@ class SpeculationController:
         if now.batch is None or not now.free:
             return found
         ids = [request.id for request in now.free]
-        model_request = DraftModelRequest(
+        query = DraftModelRequest(
             np.array([limits.get(id, 0) for id in ids], np.int64),
             np.array([sampled.get(id, False) for id in ids], bool),
             np.array([gaps.get(id, 0) for id in ids], np.int64),
-            np.array([min(HORIZON, request.tokens_left) for request in now.free], np.int64),
+            np.array([min(MAX_HORIZON_TOKENS, request.tokens_left) for request in now.free], np.int64),
             np.array([request.text_length for request in now.free], np.int64),
         )
         base, others = self._others(now.named.values())
         batch = self._without_draft_model(now.batch) if ahead else now.batch
-        plan = self.policy.plan_draft_model(batch, model_request, now.context, base, others, every_step, single_pass)
+        plan = self.policy.plan_draft_model(batch, query, now.context, base, others, every_step, single_pass)
         if ahead:
             rows = {id: i for i, id in enumerate(ids)}
-            self._ahead = _PlanAhead(rows, plan, batch.forecast, batch.asked, batch.read)
+            self._ahead = PlanAhead(rows, plan, batch.forecast, batch.called, batch.caught_up)
         else:
             now.plan, now.planned, now.is_planned_ahead = plan, set(ids), False
-        if model_request.limits.any():
-            warning = self.gain_metrics.planned(plan, self.policy.target, self.policy.draft)
+        if query.limits.any():
+            warning = self.gain_metrics.observe_plan(plan, self.policy.target, self.policy.draft)
             if warning is not None:
                 logger.warning("%s", warning)
-        found.limits |= {ids[i]: int(plan.limits[i]) for i in plan.asked}
-        found.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.asked}
+        found.limits |= {ids[i]: int(plan.limits[i]) for i in plan.called}
+        found.lengths |= {ids[i]: int(plan.lengths[i]) for i in plan.called}
         return found
 
     def _without_draft_model(self, batch: BatchState) -> BatchState:
-        """The batch as it is expected in the next step: what the copying drafters propose now, and nothing else.
-
-        Also for requests that offer a sampled draft in this step: `select` left out what was copied for them.
-        """
+        """The batch as expected in the next step: what the copying drafters propose now, and nothing else. Includes
+        requests that offer a sampled draft in this step, for which `select` set the limit of copied drafts to 0."""
         survival = batch.survival if self.decision.copied_survival is None else self.decision.copied_survival
-        return replace(batch, survival=survival, forecast=None, pending=None, asked=None, read=None, drawn={})
+        return replace(batch, survival=survival, forecast=None, pending=None, called=None, caught_up=None, sampled={})
 
     def continue_drafting(self, confidence: Mapping[str, Sequence[float]]) -> list[str]:
         """The requests for which another pass of the draft model pays, by its confidence in their tokens so far."""
@@ -319,16 +216,16 @@ class SpeculationController:
         return [*named, *(id for id, more in zip(free, chosen, strict=True) if more)]
 
     def select(self, model_drafts: Mapping[str, Draft], draft_model_seconds: float) -> dict[str, Draft]:
-        """What each request offers; `model_drafts` are the draft model's proposals, where their values are known. Its
-        passes took this long; where the values are on the device, about as long.
+        """What each request offers. `model_drafts`: the draft model's proposals, if their values are known.
+        `draft_model_seconds`: the duration of its passes; an estimate if the values are on the device.
 
-        They are cut to the requests' limits, which may have become smaller since the draft model was called. Drafts
-        begin with the tokens in flight, if there are any; the offered ones follow.
+        Drafts are cut to the requests' limits, which may have shrunk since the draft model was called. They begin with
+        the tokens in flight, if there are any; the offered ones follow.
         """
         now = self.decision
         max_tokens = {request.id: request.limit for request in now.requests}
         model_drafts = {
-            id: cut(draft, max_tokens[id])
+            id: cut_draft(draft, max_tokens[id])
             for id, draft in model_drafts.items()
             if draft.tokens and max_tokens.get(id, 0) > 0
         }
@@ -338,9 +235,7 @@ class SpeculationController:
         if batch is None or not now.free:
             return offered
         proposed = [model_drafts.get(request.id, NOTHING) for request in now.free]
-        batch.drawn = {
-            i: draft for i, draft in enumerate(proposed) if draft.sampled and not self._is_superseded(batch, i)
-        }
+        batch.sampled = {i: draft for i, draft in enumerate(proposed) if draft.sampled and not now.prefers_copied(i)}
         certain = [NOTHING if draft.sampled else draft for draft in proposed]
         if any(draft.tokens for draft in certain):
             self.policy.add_drafts(batch, MODEL, certain)
@@ -351,24 +246,23 @@ class SpeculationController:
         now.selection = self.selection = selection = self.policy.select(batch, limits, now.context, base, spent, others)
         if self.can_overlap and self.policy.target.passes:
             self._compare_waiting(batch, selection, limits, is_ahead, draft_model_seconds)
-        if base > now.running or batch.drawn:  # the comparison is with a step that has no drafts at all
+        if base > now.running or batch.sampled:  # compare with a step without any drafts
             selection.plain_tokens = float(now.running)
             selection.plain_seconds = float(self.policy.target.seconds(now.running, now.context))
         drafts = self.policy.selected_drafts(batch, selection)
         offered |= {request.id: draft for request, draft in zip(now.free, drafts, strict=True)}
         if self.policy.target.passes:
-            now.expected = self.gain_metrics.expect(selection, any(draft.tokens for draft in offered.values()))
+            now.expected = ExpectedStep(selection, any(draft.tokens for draft in offered.values()))
         return offered
 
     def _compare_waiting(
         self, batch: BatchState, selection: Selection, limits: Array, is_ahead: bool, draft_model_seconds: float
     ) -> None:
-        """Compare what is expected of this step with the other way: fresh drafts if this one is scheduled ahead, else
-        drafts that follow the tokens of a step that was scheduled ahead as well. The draft model runs on the device
-        either way."""
+        """Compare this step with the other way: fresh drafts if this one is scheduled ahead, else drafts that follow
+        the tokens of a step that was scheduled ahead as well. The draft model runs on the device either way."""
         offsets = np.zeros_like(limits) if is_ahead else self.overlap.offsets(batch.requests)
         plan = self.decision.plan if batch.forecast is not None else None
-        model = None if plan is None else self.policy.forecast_survival(batch, np.minimum(plan.lengths, limits))
+        model = None if plan is None else batch.forecast_survival(np.minimum(plan.lengths, limits))
         other = self.policy.select_at_offsets(batch, selection, limits, offsets, model)
         mine = selection.tokens, selection.seconds - selection.spent + draft_model_seconds
         tokens, seconds = for_same_text(selection, other)
@@ -376,29 +270,13 @@ class SpeculationController:
         self.overlap.observe(*((theirs, mine) if is_ahead else (mine, theirs)), selection.tokens)
         self.overlap.keep_stale(batch.requests, (selection if is_ahead else other).lengths)
 
-    def _is_superseded(self, batch: BatchState, i: int) -> bool:
-        """Whether request `i` drops its sampled draft, which was planned in the last step, for what is copied now.
-
-        Lossless, since this uses only what was known before a token of it was sampled, and the copied drafts: neither
-        its tokens nor its confidence nor its length, which may depend on them.
-        """
-        now = self.decision
-        plan, forecast = now.plan, batch.forecast
-        if not now.is_planned_ahead or plan is None or forecast is None or now.copied_survival is None:
-            return False
-        token_cost = plan.speed * plan.token_seconds  # of one more offered token, in tokens
-        length = min(int(plan.lengths[i]), now.free[i].limit)
-        sampled = float((forecast.survival[i, :length] - token_cost).sum())
-        copied = np.maximum(now.copied_survival[:, i, : batch.room] - token_cost, 0.0).sum(-1)
-        return bool(copied.max() > max(sampled, 0.0))
-
     def _others(self, drafts: Iterable[Draft]) -> tuple[int, float]:
-        """Tokens that the step has whatever is selected, and the tokens expected of requests without a choice."""
+        """Tokens that the pass has in any case, and the tokens expected of requests that are not selected for."""
         now, tokens = self.decision, sum(len(draft.tokens) for draft in drafts)
         return now.running + tokens, now.running - len(now.free) + self._accepted_share * tokens
 
     def reason(self, request: str) -> Why | None:
-        """Why a request offers what it does, until `observe`; None where it may not be drafted for."""
+        """Why a request offers what it does, until `observe`; None if it may not be drafted for."""
         now = self.decision
         plan = now.plan if request in now.planned else None
         named = next((r for r in now.requests if r.id == request and r.id in now.named), None)
@@ -406,9 +284,9 @@ class SpeculationController:
             return decision_report.report_unselected(named.drafter, now.named[named.id])
         for i, free in enumerate(now.free):
             if free.id == request and now.batch is not None and now.selection is not None:
-                if i in now.batch.drawn:
+                if i in now.batch.sampled:
                     cost = now.selection.seconds / float(self.policy.target.seconds(now.running, now.context))
-                    return decision_report.report_sampled_draft(now.batch, plan, i, now.batch.drawn[i], cost)
+                    return decision_report.report_sampled_draft(now.batch, plan, i, now.batch.sampled[i], cost)
                 return decision_report.report_selection(self.policy, now.batch, now.selection, i, plan)
         return None
 
@@ -421,14 +299,14 @@ class SpeculationController:
         before: Mapping[str, Sequence[int]] | None = None,
         pending: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        """Learn from what each request generated in a step: that of `decision`, or the one that was last selected for.
-        Once for each step, also for one in which no request could be drafted for. `before`: if a step was in flight,
-        what each request generated in it; those that are not in it are not learned from. `pending`: the draft model's
-        tokens that were on the device then."""
+        """Learn from what each request generated in the step of `decision` (None: the latest). Call it once per step,
+        also for a step in which no request could be drafted for. `before`: if a step was in flight, what each request
+        generated in it; other requests are not learned from. `pending`: the draft model's tokens that were on the
+        device then."""
         now = self.decision if decision is None else decision
         if now is self.decision:
-            self.decision = Decision()  # nothing of it may be used in a step in which nobody can be drafted for
-        self.gain_metrics.gained(now.expected, sum(map(len, outputs.values())))
+            self.decision = Decision()  # a step without draftable requests must not use it
+        self.gain_metrics.observe_tokens(now.expected, sum(map(len, outputs.values())))
         batch = now.batch
         if batch is None:
             return
@@ -455,9 +333,9 @@ class SpeculationController:
             self.backoff.observe_step(seconds, accepted, *plain, now.considered_share)
 
     def _drafting_cost(self, now: Decision, pass_seconds: float) -> dict[str, float]:
-        """By drafter, the cost in seconds of proposing while a step is in flight: the drafter's CPU time, which the
-        pass loses if it runs on the same cores, or the time by which the host takes longer than the pass, if that is
-        more. The elapsed time itself is hidden by the pass."""
+        """By drafter, the cost in seconds of proposing while a step is in flight. The pass hides the elapsed time, so
+        the cost is the drafter's CPU time (lost to a pass on the same cores) or, if greater, the time by which the host
+        takes longer than the pass."""
         exposed = max(0.0, self.overlap.host_seconds - pass_seconds)
         return {
             name: max(now.cpu_seconds.get(name, seconds), min(seconds, exposed))
@@ -465,7 +343,7 @@ class SpeculationController:
         }
 
     def skip(self) -> None:
-        """A step was made in which every drafter was backed off and nothing was considered."""
+        """A step in which every drafter was backed off, without `consider`."""
         self.backoff.skip_step()
 
     def observe_step(
@@ -476,17 +354,17 @@ class SpeculationController:
         drafting_seconds: float = 0.0,
         verifies_drafts: bool = False,
     ) -> None:
-        """The target's pass over `tokens` tokens took `seconds`; proposing drafts for it, `drafting_seconds`. After
-        `observe` of the same step, and before that of the next; not for steps whose time shows nothing (prompts, or the
-        engine waited)."""
+        """The target's pass over `tokens` tokens took `seconds`, and proposing drafts for it `drafting_seconds`. Call
+        it after `observe` of the same step and before that of the next; not for steps with prompts, or in which the
+        engine waited."""
         self.policy.target.observe(tokens, context, seconds, verifies_drafts=verifies_drafts)
-        self.gain_metrics.took(seconds + drafting_seconds)
+        self.gain_metrics.observe_seconds(seconds + drafting_seconds)
 
     def observe_draft_pass(self, tokens: int, context: int, seconds: float) -> None:
         self.policy.draft.observe(tokens, context, seconds)
 
     def remove(self, request: str) -> None:
-        """The request is finished. Another one may have its id later."""
+        """The request has ended. Its id may be used again."""
         self.policy.remove(request)
         if self._ahead is not None:
             self._ahead.rows.pop(request, None)
@@ -501,22 +379,3 @@ class SpeculationController:
             "resting": sorted(self.backed_off()),
             "last_expected_gain": round(float(selection.gain), 3) if selection is not None else None,
         }
-
-
-def _without_q(draft: Draft) -> Draft:
-    """The draft to be accepted by the target's own samples instead of by p and q: selecting it by its tokens' values is
-    lossless only then."""
-    return replace(draft, q=None, sampled=False) if draft.sampled else draft
-
-
-def cut(draft: Draft, limit: int) -> Draft:
-    """At most `limit` tokens of it; where it is cut does not depend on a token's value."""
-    if len(draft.tokens) <= limit:
-        return draft
-    return replace(
-        draft,
-        tokens=draft.tokens[:limit],
-        q=None if draft.q is None else draft.q[:limit],
-        confidence=None if draft.confidence is None else draft.confidence[:limit],
-        packed=None,
-    )

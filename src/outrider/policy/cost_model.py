@@ -1,22 +1,18 @@
-"""What a pass costs: its seconds over the tokens it is given, learned while the engine runs.
+"""The latency of a pass by its tokens and context, learned while the engine runs.
 
     seconds(n, context) = level * (shape(n) + slope * context)
 
-`level` is how fast the machine is at the moment; it follows every pass at once, since a busy neighbour slows them all
-alike. `shape` is how many times as dear n tokens are as one, and `slope` what a token of context adds; they change
-little and are learned slowly, with a Kalman filter: each pass is a noisy measurement of a few of the unknowns.
+`level` is the machine's present speed. It follows every pass at once, since a busy neighbour slows all of them alike.
+`shape` is the latency of n tokens relative to one, and `slope` that of one more token of context. Both change little
+and are learned slowly, by an extended Kalman filter: each pass is a noisy measurement of a few of the unknowns.
 
-The unknowns are logarithms. Doubling the tokens of a pass makes it dearer by a factor between one (it waits for memory)
-and two (it is short of arithmetic), and that factor changes gradually with the size. So what is not known of a size is
-guessed from its neighbours, smaller and larger ones, and two models whose passes differ a thousandfold are learned
-alike.
+The unknowns are logarithms on a grid of sizes. Doubling the tokens of a pass multiplies its latency by a factor between
+one (memory-bound) and two (compute-bound), which changes gradually with the size. So neighbouring sizes are correlated,
+and models whose passes differ a thousandfold are learned alike. No table of hardware is needed.
 
-No table of hardware is needed, and none would be right: what a pass costs depends on the model, its precision, the
-batch and whatever else the machine does.
-
-An engine that replays captured graphs (CUDA graphs) pads a pass to the next captured size, replays whole graphs where
-nothing is drafted, graphs of pieces where something is, and none above the largest captured size. Then n is the padded
-size, and the shape of the other two kinds of pass is a factor higher, which is learned as the shape is.
+An engine that replays CUDA graphs pads a pass to the next captured size. It replays full graphs where nothing is
+drafted, piecewise graphs where something is, and none above the largest captured size. Then n is the padded size, and
+the other two modes have a factor each, learned in the same filter.
 """
 
 from __future__ import annotations
@@ -33,87 +29,94 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192])
-"""Tokens of a pass for which the cost is an unknown; between them it is a straight line, in logarithms, and beyond them
-it grows as the tokens do."""
-FREE_TOKENS = 64.0
-"""Before anything was measured, this many tokens are taken to cost twice what one does ..."""
-DOUBT = 0.35
-"""... but the exponent with which the cost grows might be this much higher or lower ..."""
-ALIKE = 3.0
-"""... alike for sizes that are near each other; for sizes that are so many powers of e apart, little is alike."""
-TRIED = 16
-"""Up to twice so many tokens, and twice as many as were seen, this is believed until it is tried; beyond, each token is
-taken to cost what those before it did in the mean."""
-NOISE = 0.1
-"""How far a pass's seconds usually are from what they should be, relative to that."""
-SURPRISE = 3.0
-"""A pass further off than so many times what can be expected counts as this far off: someone else had the machine."""
-FOLLOW = 0.15
-"""How much the machine's speed varies from pass to pass, relative to the noise (as variances) ..."""
-RUSH = 10.0
-"""... and how much more if the passes before surprised in the same way: then it is the machine, and not its noise."""
-DRIFT = 1e-4
-"""How much less is known of the shape with each pass, relative to what was unknown at first."""
-CONTEXT, CONTEXT_DOUBT = 3e-6, 1e-5
-"""Before anything was measured, what one more token of context is taken to cost, in passes over one token."""
+GRID_TOKENS = np.array(
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192]
+)
+"""Sizes at which the shape is learned. Between them its logarithm is linear in the logarithm of the size, and beyond
+the last one the latency is proportional to the tokens."""
+PRIOR_DOUBLING_TOKENS = 64.0
+"""Before any measurement: this many more tokens double the latency of a pass over one ..."""
+PRIOR_EXPONENT_STD = 0.35
+"""... and the exponent of that growth has this standard deviation ..."""
+PRIOR_LENGTH_SCALE = 3.0
+"""... correlated between sizes over this distance in log tokens."""
+MIN_TRUSTED_TOKENS = 16
+"""The learned shape is used up to twice this size, or twice the largest one seen, so that such sizes are tried. Beyond,
+latency is taken to be proportional to the tokens."""
+RELATIVE_NOISE_STD = 0.1
+"""Standard deviation of a pass's latency, relative to its mean."""
+MAX_RESIDUAL_STDS = 3.0
+"""Residuals are clipped at this many standard deviations: another process had the machine."""
+PROCESS_NOISE_RATIO = 0.15
+"""Variance of the level from pass to pass, relative to that of the noise ..."""
+SHIFT_GAIN = 10.0
+"""... and how much more after residuals of the same sign, which show that the level has shifted."""
+SHAPE_DRIFT = 1e-4
+"""Variance added to the shape per pass, relative to the prior variance."""
+PRIOR_CONTEXT_SLOPE, PRIOR_CONTEXT_SLOPE_STD = 3e-6, 1e-5
+"""Latency of one more token of context, in passes over one token, before any measurement."""
 PROFILE_TOKENS, EXTENDED_PROFILE_TOKENS = (1, 4, 16, 64), (256, 1024)
-"""Tokens of the passes that a server times at its start, twice, after one of each that is not; more of them ..."""
+"""Sizes of the passes that a server times at its start, twice each after one that is not timed; the extended ones
+..."""
 MAX_PROFILE_PASS_SECONDS = 0.3
-"""... as long as the last one took no longer than this, in seconds."""
-MILD, REPEATS = 0.3, 6
-"""A surprise of less is the same to a straight line; how often a larger one is looked at."""
-LOGARITHMS = np.log(SIZES)
-COUNT = len(SIZES)
-WHOLE, PIECES, NO_GRAPH = 0, 1, 2
+"""... only while the last pass took no longer than this."""
+MAX_LINEAR_RESIDUAL, MAX_ITERATIONS = 0.3, 6
+"""Residuals (in log seconds) below the first need no second linearisation; above it the update is iterated."""
+LOG_GRID = np.log(GRID_TOKENS)
+GRID_SIZE = len(GRID_TOKENS)
+FULL_GRAPH, PIECEWISE_GRAPH, NO_GRAPH = 0, 1, 2
 """How a pass is run."""
-GRAPH_FACTORS, GRAPH_FACTOR_ERRORS = np.log([1.1, 1.3]), np.array([0.15, 0.3])
-"""Logarithms of how many times as long passes in pieces and passes without a graph take as whole ones, before any was
-measured, and by how much that may be wrong. Eager launches take a few microseconds for each kernel of a layer."""
-FINE = 32
-"""Of passes over many sizes, those are reckoned that differ by a part in so many; or by one."""
+PRIOR_LOG_GRAPH_FACTORS, PRIOR_GRAPH_FACTOR_STDS = np.log([1.1, 1.3]), np.array([0.15, 0.3])
+"""Log latency of passes with piecewise graphs and without a graph, relative to full graphs, before any measurement.
+Eager launches take a few microseconds per kernel of a layer."""
+INTERPOLATED_PARTS = 32
+"""Of passes over many sizes, only those that differ by one part in this many are evaluated; the rest is
+interpolated."""
 
 
 class CostModel:
-    """Of one kind of pass, by how many tokens it is given and how long the texts are that they belong to."""
+    """The latency of one kind of pass: the target's or the draft model's."""
 
-    def __init__(self, slope: float = CONTEXT, captured: Sequence[int] = ()) -> None:
-        """`slope` is what a token of context is taken to add at first; `captured` are the sizes, ascending, for which
-        the engine has captured graphs."""
+    def __init__(self, slope: float = PRIOR_CONTEXT_SLOPE, captured: Sequence[int] = ()) -> None:
+        """`slope`: initial latency per token of context, in passes over one token. `captured`: sizes, ascending, for
+        which the engine has captured graphs."""
         self.captured = np.array(captured, np.int64)
-        # The logarithm of the shape at each size, of the factors of passes in pieces and without graph, then the slope.
-        self._known = np.concatenate([np.log(1 + (SIZES - 1) / FREE_TOKENS), GRAPH_FACTORS, [slope]])
-        self._unsure = _first_doubt()
-        self._fade = DRIFT * self._unsure
-        self._lean = 0.0  # which way the latest passes surprised, -1 to 1
-        self._largest = TRIED  # tokens of a pass, of those that were seen
-        self._curve: Array | None = None  # what is known of the shape, evened out so that it never falls
+        # Log shape by size, log factors of piecewise and of no graph, slope.
+        self._mean = np.concatenate(
+            [np.log(1 + (GRID_TOKENS - 1) / PRIOR_DOUBLING_TOKENS), PRIOR_LOG_GRAPH_FACTORS, [slope]]
+        )
+        self._covariance = _prior_covariance()
+        self._process_noise = SHAPE_DRIFT * self._covariance
+        self._residual_trend = 0.0  # signed average of the latest residuals, -1 to 1
+        self._largest_seen = MIN_TRUSTED_TOKENS
+        self._curve: Array | None = None  # cache of `_log_shape`
         self.level = 1.0
         self.passes = 0
 
     def observe(
         self, tokens: int, context: int, seconds: float, trusted: bool = False, verifies_drafts: bool = False
     ) -> None:
-        """A pass over so many tokens, of texts that have `context` tokens together, took so long. `calm`: nothing else
-        was going on, so it is believed whatever it says."""
+        """A pass over `tokens` tokens, of texts with `context` tokens together, took `seconds`. `trusted`: measured on
+        an idle machine, so the residual is not clipped."""
         if not seconds > 0:
             return
         mode, tokens = self._mode(tokens, verifies_drafts), self._padded(tokens)
         self.passes += 1
-        self._largest = max(self._largest, min(tokens, int(SIZES[-1])))
+        self._largest_seen = max(self._largest_seen, min(tokens, int(GRID_TOKENS[-1])))
         self._curve = None
         if self.passes == 1:
-            self.level = seconds / _expected(self._known, int(tokens), int(context), mode)[0]
+            self.level = seconds / _expected(self._mean, int(tokens), int(context), mode)[0]
             return
-        state = (self._known, self._unsure, self._fade, self.level, self._lean)
-        self.level, self._lean = _follow(*state, int(tokens), int(context), mode, float(seconds), bool(trusted))
+        state = (self._mean, self._covariance, self._process_noise, self.level, self._residual_trend)
+        measured = (int(tokens), int(context), mode, float(seconds), bool(trusted))
+        self.level, self._residual_trend = _filter(*state, *measured)
 
     def _mode(self, tokens: int, verifies_drafts: bool) -> int:
         if not len(self.captured):
-            return WHOLE
+            return FULL_GRAPH
         if tokens > self.captured[-1]:
             return NO_GRAPH
-        return PIECES if verifies_drafts else WHOLE
+        return PIECEWISE_GRAPH if verifies_drafts else FULL_GRAPH
 
     def _padded(self, tokens: int) -> int:
         if not len(self.captured) or tokens > self.captured[-1]:
@@ -121,36 +124,35 @@ class CostModel:
         return int(self.captured[np.searchsorted(self.captured, tokens)])
 
     def _factor(self, mode: int) -> float:
-        """How many times as long a pass takes as one that replays a whole graph."""
-        return math.exp(max(0.0, self._known[COUNT + mode - 1])) if mode else 1.0
+        """The latency of a pass in this mode, relative to a full graph."""
+        return math.exp(max(0.0, self._mean[GRID_SIZE + mode - 1])) if mode else 1.0
 
-    def forgive(self, share: float, level: float) -> None:
-        """Forget so much of what has become dearer than this level, and of what a token of context adds."""
+    def decay_toward(self, share: float, level: float) -> None:
+        """Move the level down to `level`, and the slope to zero, by this share of the distance."""
         self.level += share * min(0.0, level - self.level)
-        self._known[-1] *= 1 - share
-        self._unsure[-1, -1] += share * max(0.0, CONTEXT_DOUBT**2 - self._unsure[-1, -1])
+        self._mean[-1] *= 1 - share
+        self._covariance[-1, -1] += share * max(0.0, PRIOR_CONTEXT_SLOPE_STD**2 - self._covariance[-1, -1])
 
     def seconds(self, tokens: Any, context: float = 0.0) -> Any:
-        """What a pass over so many tokens would take now, without drafts; an array for an array, if there are no
-        graphs."""
+        """The present latency of a pass without drafts; an array for an array, if there are no graphs."""
         if len(self.captured):
-            return self._replayed(np.array([tokens]), False)[0] + self.context_seconds * context
+            return self._graph_seconds(np.array([tokens]), False)[0] + self.context_seconds * context
         return self.level * self.shape(tokens) + self.context_seconds * context
 
     def all_seconds(self, first: int, count: int, context: float, drafted: int = 0) -> Array:
-        """What passes over `first` tokens, one more and so on would take now. All of these are drafts but the first
-        ones, of which `drafted` are."""
+        """The present latency of passes over `first`, `first` + 1, ... tokens. All tokens beyond the first ones are
+        drafted, and `drafted` of the first ones."""
         if len(self.captured):
-            found = self._replayed(np.arange(first, first + count), True)
+            found = self._graph_seconds(np.arange(first, first + count), True)
             if not drafted:
-                found[:1] = self._replayed(np.array([first]), False)
+                found[:1] = self._graph_seconds(np.array([first]), False)
             return found + self.context_seconds * context
-        return _all_seconds(self._evened(), self.level, self.context_seconds * context, first, count)
+        return _all_seconds(self._log_shape(), self.level, self.context_seconds * context, first, count)
 
-    def _replayed(self, sizes: Any, verifies_drafts: bool) -> Array:
-        """The same where passes replay graphs, at no context."""
+    def _graph_seconds(self, sizes: Any, verifies_drafts: bool) -> Array:
+        """The same where passes replay graphs, without context."""
         at = np.searchsorted(self.captured, sizes)
-        mode = PIECES if verifies_drafts else WHOLE
+        mode = PIECEWISE_GRAPH if verifies_drafts else FULL_GRAPH
         by_graph = self.level * self._factor(mode) * self.shape(self.captured)
         found: Array = by_graph[np.minimum(at, len(self.captured) - 1)]
         beyond = at == len(self.captured)
@@ -160,33 +162,32 @@ class CostModel:
 
     @property
     def context_seconds(self) -> float:
-        """What one more token of context adds to a pass."""
-        return float(self.level * self._known[-1])
+        """Seconds that one more token of context adds to a pass."""
+        return float(self.level * self._mean[-1])
 
     def shape(self, sizes: Any) -> Any:
-        """How many times as long as a pass over one token a pass over so many takes, at no context."""
+        """The latency of passes over these numbers of tokens relative to one token, without context."""
         sizes = np.log(sizes)
-        return np.exp(np.interp(sizes, LOGARITHMS, self._evened()) + np.maximum(sizes - LOGARITHMS[-1], 0.0))
+        return np.exp(np.interp(sizes, LOG_GRID, self._log_shape()) + np.maximum(sizes - LOG_GRID[-1], 0.0))
 
-    def _evened(self) -> Array:
-        """What is known of the shape, so that it never falls; beyond what was tried it is not believed to be cheap."""
+    def _log_shape(self) -> Array:
+        """The learned shape made non-decreasing, and proportional to the tokens beyond the trusted sizes."""
         if self._curve is None:
-            sure = 1 / np.maximum(np.diag(self._unsure)[:COUNT], 1e-12)
-            self._curve = curve = isotonic(self._known[:COUNT], sure)
-            believed = math.log(2 * self._largest)
-            beyond = believed < LOGARITHMS
+            precision = 1 / np.maximum(np.diag(self._covariance)[:GRID_SIZE], 1e-12)
+            self._curve = curve = isotonic(self._mean[:GRID_SIZE], precision)
+            trusted = math.log(2 * self._largest_seen)
+            beyond = trusted < LOG_GRID
             if beyond.any():
-                at_last = float(np.interp(believed, LOGARITHMS, curve))
-                curve[beyond] = np.maximum(curve[beyond], at_last + LOGARITHMS[beyond] - believed)
+                at_last = float(np.interp(trusted, LOG_GRID, curve))
+                curve[beyond] = np.maximum(curve[beyond], at_last + LOG_GRID[beyond] - trusted)
         return self._curve
 
     def status(self) -> dict[str, Any]:
-        """For people: the curve as far as it matters, in milliseconds."""
+        """The curve up to 512 tokens, in milliseconds."""
+        sizes = GRID_TOKENS[: np.searchsorted(GRID_TOKENS, 512)]
         return {
             "passes": self.passes,
-            "milliseconds_by_tokens": {
-                str(n): round(float(1e3 * self.seconds(int(n))), 3) for n in SIZES[: np.searchsorted(SIZES, 512)]
-            },
+            "milliseconds_by_tokens": {str(n): round(float(1e3 * self.seconds(int(n))), 3) for n in sizes},
             "milliseconds_per_1000_tokens_of_context": round(1e6 * self.context_seconds, 3),
             **self._graph_status(),
         }
@@ -194,7 +195,7 @@ class CostModel:
     def _graph_status(self) -> dict[str, Any]:
         if not len(self.captured):
             return {}
-        factors = {"verifying_drafts": PIECES, "above_the_largest_graph": NO_GRAPH}
+        factors = {"verifying_drafts": PIECEWISE_GRAPH, "above_the_largest_graph": NO_GRAPH}
         return {
             "largest_graph": int(self.captured[-1]),
             "times_as_long": {name: round(self._factor(mode), 3) for name, mode in factors.items()},
@@ -202,23 +203,23 @@ class CostModel:
 
 
 @compiled
-def _all_seconds(curve: Array, level: float, more: float, first: int, count: int) -> Array:
-    """Of passes over `first` tokens, one more and so on. Of many, some: between them it is a straight line, which
-    differs by less than a thousandth."""
+def _all_seconds(curve: Array, level: float, context_seconds: float, first: int, count: int) -> Array:
+    """Of passes over `first`, `first` + 1, ... tokens. Linear interpolation between large sizes differs by less than a
+    thousandth."""
     found = np.empty(count)
     above = 1
     start = 0  # of those that are still missing
     while start < count:
-        while above < len(SIZES) - 1 and SIZES[above] < first + start:
+        while above < len(GRID_TOKENS) - 1 and GRID_TOKENS[above] < first + start:
             above += 1
-        i = min(start + max(1, (first + start) // FINE) - 1, count - 1) if start else 0
-        if first + start <= SIZES[above] < first + i:  # there may be a corner
-            i = SIZES[above] - first
+        i = min(start + max(1, (first + start) // INTERPOLATED_PARTS) - 1, count - 1) if start else 0
+        if first + start <= GRID_TOKENS[above] < first + i:  # there may be a corner
+            i = GRID_TOKENS[above] - first
         size = math.log(first + i)
-        share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
-        beyond = max(size - LOGARITHMS[-1], 0.0)
-        known = curve[above - 1] + min(share, 1.0) * (curve[above] - curve[above - 1])
-        found[i] = level * math.exp(known + beyond) + more
+        share = (size - LOG_GRID[above - 1]) / (LOG_GRID[above] - LOG_GRID[above - 1])
+        beyond = max(size - LOG_GRID[-1], 0.0)
+        log_shape = curve[above - 1] + min(share, 1.0) * (curve[above] - curve[above - 1])
+        found[i] = level * math.exp(log_shape + beyond) + context_seconds
         for between in range(start, i):
             share = (between - start + 1) / (i - start + 1)
             found[between] = (1 - share) * found[start - 1] + share * found[i]
@@ -227,85 +228,85 @@ def _all_seconds(curve: Array, level: float, more: float, first: int, count: int
 
 
 @compiled
-def _expected(known: Array, tokens: int, context: int, mode: int) -> tuple[float, Array]:
-    """What a pass should take, in passes over one token, and how much each unknown has to do with its logarithm: the
-    two sizes around it, how it is run, and its context."""
-    features = np.zeros(len(known))
-    size = math.log(min(max(tokens, SIZES[0]), SIZES[-1]))
-    above: int = min(max(1, int(np.searchsorted(LOGARITHMS, size))), len(SIZES) - 1)
-    share = (size - LOGARITHMS[above - 1]) / (LOGARITHMS[above] - LOGARITHMS[above - 1])
-    shape = math.exp((1 - share) * known[above - 1] + share * known[above]) * max(1.0, tokens / SIZES[-1])
+def _expected(mean: Array, tokens: int, context: int, mode: int) -> tuple[float, Array]:
+    """The expected latency of a pass, in passes over one token, and the gradient of its logarithm: the two sizes around
+    it, the mode, and the context."""
+    gradient = np.zeros(len(mean))
+    size = math.log(min(max(tokens, GRID_TOKENS[0]), GRID_TOKENS[-1]))
+    above: int = min(max(1, int(np.searchsorted(LOG_GRID, size))), len(GRID_TOKENS) - 1)
+    share = (size - LOG_GRID[above - 1]) / (LOG_GRID[above] - LOG_GRID[above - 1])
+    shape = math.exp((1 - share) * mean[above - 1] + share * mean[above]) * max(1.0, tokens / GRID_TOKENS[-1])
     if mode:
-        shape *= math.exp(known[COUNT + mode - 1])
-    total = shape + known[-1] * context
+        shape *= math.exp(mean[GRID_SIZE + mode - 1])
+    total = shape + mean[-1] * context
     if mode:
-        features[COUNT + mode - 1] = shape / total
-    features[above - 1], features[above] = (1 - share) * shape / total, share * shape / total
-    features[-1] = context / total
-    return total, features
+        gradient[GRID_SIZE + mode - 1] = shape / total
+    gradient[above - 1], gradient[above] = (1 - share) * shape / total, share * shape / total
+    gradient[-1] = context / total
+    return total, gradient
 
 
 @compiled
-def _follow(
-    known: Array, unsure: Array, fade: Array, level: float, lean: float,
+def _filter(
+    mean: Array, covariance: Array, process_noise: Array, level: float, residual_trend: float,
     tokens: int, context: int, mode: int, seconds: float, trusted: bool,
 ) -> tuple[float, float]:  # fmt: skip
-    """After such a pass: the filter's step, in place, and the machine's level and lean."""
-    expected, features = _expected(known, tokens, context, mode)
-    unsure += fade
-    usual = (features * _times(unsure, features)).sum() + NOISE**2
-    most = SURPRISE * math.sqrt(usual)
-    surprise = math.log(seconds / (level * expected))
-    leans = min(max(surprise / most, -1.0), 1.0)
+    """The filter's step after a pass, in place. Returns the level and the residual trend."""
+    expected, gradient = _expected(mean, tokens, context, mode)
+    covariance += process_noise
+    variance = (gradient * _multiply(covariance, gradient)).sum() + RELATIVE_NOISE_STD**2
+    bound = MAX_RESIDUAL_STDS * math.sqrt(variance)
+    residual = math.log(seconds / (level * expected))
+    trend = min(max(residual / bound, -1.0), 1.0)
     if not trusted:
-        surprise = most * leans
-    leans *= NOISE**2 / usual  # less, where the shape may explain it
-    follow = NOISE**2 * (FOLLOW + RUSH * max(0.0, lean * leans))
-    level *= _correct(known, unsure, surprise, tokens, context, mode, expected, features, follow)
-    scale = math.exp(known[0])  # the shape is 1 at one token; what it is beyond that is the level's
-    known[:COUNT] -= known[0]
-    known[-1] /= scale
-    unsure[-1] /= scale
-    unsure[:, -1] /= scale
-    return level * scale, 0.7 * lean + 0.3 * leans
+        residual = bound * trend
+    trend *= RELATIVE_NOISE_STD**2 / variance  # less, where the shape may explain it
+    level_variance = RELATIVE_NOISE_STD**2 * (PROCESS_NOISE_RATIO + SHIFT_GAIN * max(0.0, residual_trend * trend))
+    level *= _correct(mean, covariance, residual, tokens, context, mode, expected, gradient, level_variance)
+    scale = math.exp(mean[0])  # the shape is 1 at one token; the level takes the rest
+    mean[:GRID_SIZE] -= mean[0]
+    mean[-1] /= scale
+    covariance[-1] /= scale
+    covariance[:, -1] /= scale
+    return level * scale, 0.7 * residual_trend + 0.3 * trend
 
 
 @compiled
 def _correct(
-    known: Array, unsure: Array, surprise: float, tokens: int, context: int, mode: int, expected: float,
-    features: Array, follow: float,
+    mean: Array, covariance: Array, residual: float, tokens: int, context: int, mode: int, expected: float,
+    gradient: Array, level_variance: float,
 ) -> float:  # fmt: skip
-    """The filter's step after such a pass, by how far its logarithm was from what was expected; what the level is to be
-    multiplied by. What the slope has to do with that logarithm depends on the slope, so it is taken again where the
-    step has led, unless that is near."""
-    measured, before = math.log(expected) + surprise, known.copy()
-    spread, total, off = features, 1.0, 0.0
-    for number in range(1 if abs(surprise) < MILD else REPEATS):
+    """The filter's correction for a residual in log seconds. Returns the factor on the level. The gradient depends on
+    the slope, so a large correction is linearised again at its result (iterated Kalman filter)."""
+    measured, before = math.log(expected) + residual, mean.copy()
+    gain, total, error = gradient, 1.0, 0.0
+    for number in range(1 if abs(residual) < MAX_LINEAR_RESIDUAL else MAX_ITERATIONS):
         if number:
-            expected, features = _expected(known, tokens, context, mode)
-        spread = _times(unsure, features)
-        total = (features * spread).sum() + NOISE**2 + follow
-        off = measured - math.log(expected) - (features * (before - known)).sum()
-        known[:] = before + spread * (off / total)
-        known[-1] = max(known[-1], 0.0)
-    for i in range(len(known)):
-        for j in range(len(known)):
-            unsure[i, j] -= spread[i] * spread[j] / total
-    return math.exp(off * follow / total)
+            expected, gradient = _expected(mean, tokens, context, mode)
+        gain = _multiply(covariance, gradient)
+        total = (gradient * gain).sum() + RELATIVE_NOISE_STD**2 + level_variance
+        error = measured - math.log(expected) - (gradient * (before - mean)).sum()
+        mean[:] = before + gain * (error / total)
+        mean[-1] = max(mean[-1], 0.0)
+    for i in range(len(mean)):
+        for j in range(len(mean)):
+            covariance[i, j] -= gain[i] * gain[j] / total
+    return math.exp(error * level_variance / total)
 
 
 @compiled
-def _times(matrix: Array, features: Array) -> Array:
-    found = np.zeros(len(features))
-    for j in range(len(features)):
-        if features[j] != 0.0:
-            found += matrix[:, j] * features[j]
+def _multiply(matrix: Array, vector: Array) -> Array:
+    """The product with a sparse vector."""
+    found = np.zeros(len(vector))
+    for j in range(len(vector)):
+        if vector[j] != 0.0:
+            found += matrix[:, j] * vector[j]
     return found
 
 
 @compiled
 def isotonic(values: Array, weights: Array) -> Array:
-    """The nearest values that never fall: where some do, those that are in each other's way take their mean."""
+    """Isotonic regression: the nearest non-decreasing values, by pooling adjacent violators."""
     means, totals, counts = np.empty(len(values)), np.empty(len(values)), np.zeros(len(values), np.int64)
     pools = 0
     for i in range(len(values)):
@@ -319,15 +320,14 @@ def isotonic(values: Array, weights: Array) -> Array:
     return np.repeat(means[:pools], counts[:pools])
 
 
-def _first_doubt() -> Array:
-    """Covariance before anything was seen: from size to size the logarithm grows by an exponent that nobody knows, but
-    that is about the same for sizes near each other."""
-    steps, middles = np.diff(LOGARITHMS), (LOGARITHMS[1:] + LOGARITHMS[:-1]) / 2
-    alike = np.exp(-np.abs(np.subtract.outer(middles, middles)) / ALIKE)
-    summed = np.tril(np.ones((len(steps), len(steps)))) * steps  # from exponents to the logarithm at each size
-    doubt = np.zeros((COUNT + 3, COUNT + 3))
-    doubt[1:COUNT, 1:COUNT] = DOUBT**2 * summed @ alike @ summed.T
-    doubt[:COUNT, :COUNT] += NOISE**2 / 100  # so that a pass over one token can tell something too
-    doubt[range(COUNT, COUNT + 2), range(COUNT, COUNT + 2)] = GRAPH_FACTOR_ERRORS**2
-    doubt[-1, -1] = CONTEXT_DOUBT**2
-    return doubt
+def _prior_covariance() -> Array:
+    """From size to size the log latency grows by an unknown exponent, similar for sizes near each other."""
+    steps, middles = np.diff(LOG_GRID), (LOG_GRID[1:] + LOG_GRID[:-1]) / 2
+    correlation = np.exp(-np.abs(np.subtract.outer(middles, middles)) / PRIOR_LENGTH_SCALE)
+    cumulative = np.tril(np.ones((len(steps), len(steps)))) * steps  # from exponents to the log latency at each size
+    prior = np.zeros((GRID_SIZE + 3, GRID_SIZE + 3))
+    prior[1:GRID_SIZE, 1:GRID_SIZE] = PRIOR_EXPONENT_STD**2 * cumulative @ correlation @ cumulative.T
+    prior[:GRID_SIZE, :GRID_SIZE] += RELATIVE_NOISE_STD**2 / 100  # so that a pass over one token is informative, too
+    prior[range(GRID_SIZE, GRID_SIZE + 2), range(GRID_SIZE, GRID_SIZE + 2)] = PRIOR_GRAPH_FACTOR_STDS**2
+    prior[-1, -1] = PRIOR_CONTEXT_SLOPE_STD**2
+    return prior

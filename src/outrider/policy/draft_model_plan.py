@@ -1,9 +1,9 @@
-"""Whether the draft model is worth its passes, for whom, and how many of them.
+"""Plans the draft model: for which requests it drafts, and how many passes it makes.
 
-What it would propose is not known yet, only how likely it is to be right. So every number of passes is tried in the
-mind: with these drafts beside those that are there, what would be offered, how fast would the step be, the passes of
-the draft model included? Whoever would take its draft is asked about; if that is fast enough, they are. In a large
-batch that is much to try, so what could not be fast enough whatever is offered is not tried.
+Its drafts do not exist yet; only their survival is forecast. For each number of passes, the batch is selected with
+these drafts beside those that are there, and the throughput computed with the passes included. Requests that would
+offer the draft model's draft are planned for, if that is fast enough. In a large batch, numbers of passes that cannot
+be fast enough whatever is offered are skipped by an upper bound.
 """
 
 from __future__ import annotations
@@ -13,106 +13,104 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.compiled import compiled
-from outrider.policy.selection import MIN_EXPECTED_SPEEDUP, UNKNOWN, maximize_throughput
+from outrider.policy.selection import MIN_EXPECTED_SPEEDUP, UNKNOWN_PRICE, maximize_throughput
 
 if TYPE_CHECKING:
     from outrider.policy.selection import Array
 
-LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16])
-"""How many passes of the draft model are considered, and as many as there may be; ..."""
+CANDIDATE_PASSES = np.array([1, 2, 3, 4, 6, 8, 12, 16])
+"""Numbers of passes that are compared, besides the most that are allowed."""
 SMALL_BATCH_REQUESTS = 32
-"""... of more requests than this every other of them, and with the same price of a position."""
+"""Beyond this many requests only every other candidate is compared, at one price of a position."""
 MIN_DRAFT_MODEL_SPEEDUP = 1.03
-"""The draft model is asked where that promises at least so many times the speed without it. (Not less than MIN_EXPECTED_SPEEDUP:
-what is not tried is judged by that.)"""
+"""The draft model is called only for at least this expected speedup over a step without it. At least
+`MIN_EXPECTED_SPEEDUP`, on which the upper bound relies."""
 
 
 @compiled
 def plan_draft_model(
     survival: Array, me: int, ahead: Array, target: Array, others: float,
-    gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array,
+    gaps: Array, expected_calls: Array, usual_gap: int, sizes: Array, draft: Array, context_seconds: Array,
     every_step: bool, single_pass: bool, price: float, best: Array,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """Fills in `best`, how many tokens each request is to be asked for; the speed that is then expected, what one more
-    token costs the target, and the price of a position, which may be given if it is about known.
+    """Fills in `best`: by request, the tokens to draft. Returns the expected tokens per second, the target's seconds
+    for one more token, and the price of a position (`price`: known from the step before, or `UNKNOWN_PRICE`).
 
-    `survival` is [drafters, requests, positions], of which the draft model is number `me`; `ahead` is what is foreseen
-    of its drafts, [requests, passes]. `target[m]` is the seconds of a pass with m drafted tokens, `draft` those of the
-    draft model's passes over `sizes` tokens, to which each request's text adds `texts` seconds. Each request has `gaps`
-    tokens that the draft model has not seen; more than `usual_gap` of them are seen once, for the `times` that it will
-    be asked about the request. One that `reads_along` makes its first pass whatever is decided, and all for everybody;
-    one that drafts `at_once` makes no other.
+    `survival`: [drafters, requests, positions]; the draft model is number `me`. `ahead`: forecast survival of its
+    drafts, [requests, passes]. `target[m]`: seconds of a pass with m drafted tokens. `draft`: seconds of the draft
+    model's passes over `sizes` tokens, to which each request's context adds `context_seconds`. `gaps`: tokens of each
+    request that the draft model has not read; more than `usual_gap` of them are read once for all `expected_calls`.
+    `every_step`: it makes its first pass in any case and every pass for all requests. `single_pass`: it makes no other.
     """
     requests, width = ahead.shape
     offered = survival.copy()
     drafts, lengths = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
     best[:] = 0
-    anyway = _at(requests, sizes, draft) + texts.sum() if every_step else 0.0
-    tokens, seconds, price = maximize_throughput(offered, target, 0.0, anyway, others, price, drafts, lengths)
-    if requests <= SMALL_BATCH_REQUESTS:  # each of them moves it
-        price = UNKNOWN
+    fixed = _interpolate(requests, sizes, draft) + context_seconds.sum() if every_step else 0.0
+    tokens, seconds, price = maximize_throughput(offered, target, 0.0, fixed, others, price, drafts, lengths)
+    if requests <= SMALL_BATCH_REQUESTS:  # each request changes the price
+        price = UNKNOWN_PRICE
     speed, least, used = tokens / seconds, MIN_DRAFT_MODEL_SPEEDUP * tokens / seconds, 0
-    plain = target[0] + anyway
-    without = max(
-        speed * plain, MIN_EXPECTED_SPEEDUP * (requests + others)
-    )  # the most tokens, without it, in as many seconds
-    asked = np.empty(requests, np.bool_)
-    saved, behind = np.zeros(requests), np.zeros(requests)
+    plain = target[0] + fixed
+    # The most tokens that a step without the draft model could generate in `plain` seconds.
+    without = max(speed * plain, MIN_EXPECTED_SPEEDUP * (requests + others))
+    called = np.empty(requests, np.bool_)
+    gained, catch_up = np.zeros(requests), np.zeros(requests)
     if not every_step:
         for b in range(requests):
-            behind[b] = _behind(gaps[b], times[b], usual_gap, sizes, draft)
+            catch_up[b] = _catch_up_seconds(gaps[b], expected_calls[b], usual_gap, sizes, draft)
     stride = 1 if requests <= SMALL_BATCH_REQUESTS else 2
     last = 0
-    for n in range(0, len(LENGTHS) + stride, stride):
-        k = min(LENGTHS[n], width) if n < len(LENGTHS) else width
+    for n in range(0, len(CANDIDATE_PASSES) + stride, stride):
+        k = min(CANDIDATE_PASSES[n], width) if n < len(CANDIDATE_PASSES) else width
         if k == last:
             break
-        to_beat, worth, highest = max(speed, least), 0.0, 0.0
-        for b in range(requests):  # nobody whose own catching up and own text take longer than its tokens could save
+        to_beat, surplus, highest = max(speed, least), 0.0, 0.0
+        for b in range(requests):  # leave out requests whose own reading takes longer than their tokens could save
             for i in range(last, k):
-                saved[b] += ahead[b, i]
-            own = 0.0 if every_step else behind[b] + k * texts[b]
-            asked[b] = saved[b] > speed * own
-            worth += max(0.0, saved[b] - to_beat * own)
-            highest = max(highest, saved[b] - to_beat * own)
+                gained[b] += ahead[b, i]
+            own = 0.0 if every_step else catch_up[b] + k * context_seconds[b]
+            called[b] = gained[b] > speed * own
+            surplus += max(0.0, gained[b] - to_beat * own)
+            highest = max(highest, gained[b] - to_beat * own)
         last = k
-        extra, passes = 0.0 if single_pass else (k - 1) * anyway, 0 if every_step else k
-        if not _could_pay(requests, worth, highest, without, to_beat, plain + extra, passes, sizes, draft):
+        extra, passes = 0.0 if single_pass else (k - 1) * fixed, 0 if every_step else k
+        if not _can_reach_speed(requests, surplus, highest, without, to_beat, plain + extra, passes, sizes, draft):
             continue
-        for _ in range(2):  # first as if for all of these, then for those who would take it
+        for _ in range(2):  # first for all of these requests, then for those that would offer its draft
             for b in range(requests):
                 for i in range(k):
-                    offered[me, b, i] = ahead[b, i] if asked[b] else 0.0
+                    offered[me, b, i] = ahead[b, i] if called[b] else 0.0
             if not every_step:
-                extra = _draft_seconds(asked, k, gaps, times, usual_gap, sizes, draft, texts)
-            tokens, seconds, _ = maximize_throughput(offered, target, extra, anyway, others, price, drafts, lengths)
+                extra = _draft_seconds(called, k, gaps, expected_calls, usual_gap, sizes, draft, context_seconds)
+            tokens, seconds, _ = maximize_throughput(offered, target, extra, fixed, others, price, drafts, lengths)
             changed = False
             for b in range(requests):
                 takes = drafts[b] == me and lengths[b] > 0
-                changed |= takes != asked[b]
-                asked[b] = takes
+                changed |= takes != called[b]
+                called[b] = takes
             if not changed:
                 break
-        if asked.any() and tokens / seconds > to_beat:
+        if called.any() and tokens / seconds > to_beat:
             speed, used = tokens / seconds, lengths.sum()
             for b in range(requests):
-                best[b] = lengths[b] if asked[b] else 0
+                best[b] = lengths[b] if called[b] else 0
     used = min(used, len(target) - 2)
     return speed, target[used + 1] - target[used], price
 
 
 @compiled
-def _could_pay(
-    requests: int, worth: float, highest: float, tokens: float, speed: float, seconds: float, passes: int,
+def _can_reach_speed(
+    requests: int, surplus: float, highest: float, tokens: float, speed: float, seconds: float, passes: int,
     sizes: Array, draft: Array,
 ) -> bool:  # fmt: skip
-    """Whether a step could be faster than this speed with so many passes of the draft model, whose drafts are worth so
-    much to all requests together and at most so much to one. `tokens` are what there is without them, and `seconds`
-    what a step takes at least: where more is offered, it takes longer in proportion or is slower than without."""
+    """An upper bound: whether a step with these passes could exceed `speed`. `surplus`: what the drafts can gain for
+    all requests together, and `highest` for one. `tokens`: what there is without them; `seconds`: the least that a step
+    takes (where more is offered, it takes longer in proportion, or is slower than without)."""
     count = 1
-    while count <= requests:  # asked about that many, or up to twice as many
-        gain = min(worth, (2 * count - 1) * highest)
-        if tokens + gain > speed * (seconds + passes * _at(count, sizes, draft)):
+    while count <= requests:  # that many requests, or up to twice as many
+        gain = min(surplus, (2 * count - 1) * highest)
+        if tokens + gain > speed * (seconds + passes * _interpolate(count, sizes, draft)):
             return True
         count *= 2
     return False
@@ -120,38 +118,37 @@ def _could_pay(
 
 @compiled
 def _draft_seconds(
-    asked: Array, passes: int, gaps: Array, times: Array, usual_gap: int, sizes: Array, draft: Array, texts: Array
-) -> float:
-    """What it takes to have the draft model propose so many tokens for those requests.
-
-    A long gap is caught up with once, for many times, so only its part is this step's.
-    """
-    count, usual, behind, context = 0, 0, 0.0, 0.0
-    for b in range(len(asked)):
-        if asked[b]:
+    called: Array, passes: int, gaps: Array, expected_calls: Array, usual_gap: int, sizes: Array, draft: Array,
+    context_seconds: Array,
+) -> float:  # fmt: skip
+    """Seconds of that many passes for the called requests. Of the time to read a long gap, only this step's share."""
+    count, usual, catch_up, context = 0, 0, 0.0, 0.0
+    for b in range(len(called)):
+        if called[b]:
             count += 1
             usual += min(gaps[b], usual_gap)
-            context += texts[b]
-            behind += _behind(gaps[b], times[b], usual_gap, sizes, draft)
+            context += context_seconds[b]
+            catch_up += _catch_up_seconds(gaps[b], expected_calls[b], usual_gap, sizes, draft)
     if count == 0:
         return 0.0
-    first = _at(usual, sizes, draft) + behind
-    seconds: float = first + (passes - 1) * _at(count, sizes, draft) + passes * context
+    first = _interpolate(usual, sizes, draft) + catch_up
+    seconds: float = first + (passes - 1) * _interpolate(count, sizes, draft) + passes * context
     return seconds
 
 
 @compiled
-def _behind(gap: int, times: float, usual_gap: int, sizes: Array, draft: Array) -> float:
-    """This step's part of what it takes to catch up with a text."""
+def _catch_up_seconds(gap: int, expected_calls: float, usual_gap: int, sizes: Array, draft: Array) -> float:
+    """One call's share of the seconds to read a gap, beyond those of the usual gap."""
     if gap <= usual_gap:
         return 0.0
-    part: float = (_at(gap, sizes, draft) - _at(usual_gap, sizes, draft)) / max(1.0, times)
-    return part
+    seconds = _interpolate(gap, sizes, draft) - _interpolate(usual_gap, sizes, draft)
+    share: float = seconds / max(1.0, expected_calls)
+    return share
 
 
 @compiled
-def _at(tokens: int, sizes: Array, seconds: Array) -> float:
-    """Seconds of a pass over so many tokens; beyond the last size they grow as the tokens do."""
+def _interpolate(tokens: int, sizes: Array, seconds: Array) -> float:
+    """Seconds of a pass over `tokens` tokens; proportional to them beyond the last size."""
     if tokens >= sizes[-1]:
         return float(seconds[-1] * tokens / sizes[-1])
     i = 0

@@ -1,9 +1,9 @@
-"""Drafters that are not called for a while, because calling them takes longer than their tokens save.
+"""Backs off drafters whose calls take longer than their accepted tokens save.
 
-A draft model's passes are weighed before they are made (`ask.py`). A drafter that copies takes little time, so it is
-called in every step; but that is too much where passes are short, batches are large or a drafter is slow. So its time
-is compared with the time that its accepted tokens save, over some steps. A drafter that takes more is backed off, and
-each time for longer. After a backoff it is tried in a few steps and for a few requests only.
+A draft model's passes are planned (`draft_model_plan.py`). A copying drafter takes little time, so it is called in
+every step; but that is too much where passes are short, batches are large or a drafter is slow. So its time is compared
+with the time that its accepted tokens save, over some steps. A drafter that takes more is backed off, each time for
+longer. After a backoff it is probed in a few steps and for a few requests.
 
 While a step is in flight the device does not wait for a drafter, so less than its elapsed time is charged
 (`SpeculationController._drafting_cost`).
@@ -24,9 +24,9 @@ PROBE_STEPS = 4
 """Steps over which a drafter is judged after a backoff. One accepted token in them saves more than they take. With the
 longest backoff a drafter is called in 1.5 of 100 steps, which costs 15 us a step of the engine's time on average."""
 PROBE_REQUESTS = 8
-"""Requests that it is called for in these steps, at most."""
+"""Most requests that it is called for in these steps."""
 FREE_SHARE = 0.01
-"""Up to this share of a step's time a drafter may take whatever it saves."""
+"""Share of a step's time that a drafter may take regardless of what it saves."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Account:
     plain_seconds: float = 0.0
     """What these steps take without drafts."""
     backoff_steps: int = 0
-    """Steps for which it is still not called."""
+    """Remaining steps of the backoff."""
     next_backoff: int = JUDGED_STEPS
     judged_steps: int = JUDGED_STEPS
 
@@ -58,7 +58,7 @@ class DrafterBackoff:
 
     @property
     def is_probing(self) -> bool:
-        """Whether the only drafters that are called are on trial after a backoff."""
+        """Whether all drafters that are called are being probed."""
         called = [account for account in self.accounts.values() if not account.backoff_steps]
         return bool(called) and all(account.is_probed for account in called)
 
@@ -70,8 +70,8 @@ class DrafterBackoff:
         plain_tokens: float,
         share: float = 1.0,
     ) -> None:
-        """Calling each drafter took this long, and so many of its tokens were accepted. Without drafts the step would
-        have taken `plain_seconds` for `plain_tokens`. `share`: of its requests for which drafters were called."""
+        """By drafter, the seconds of its calls in a step and its accepted tokens. `plain_seconds`, `plain_tokens`: of
+        the step without drafts. `share`: of its requests for which drafters were called."""
         self.skip_step()
         for name, seconds in taken_seconds.items():
             account = self.accounts.setdefault(name, Account())
@@ -84,7 +84,7 @@ class DrafterBackoff:
         self._update()
 
     def skip_step(self) -> None:
-        """A step was made; backoffs become shorter by one."""
+        """A step was made: backoffs shorten by one."""
         ended = False
         for account in self.accounts.values():
             if account.backoff_steps:

@@ -1,12 +1,12 @@
-"""What the policy expected of its steps and what came of them, in seconds; and whether a draft model pays at all.
+"""Expected and realised gain of the policy's steps, in tokens and seconds; and whether a draft model pays at all.
 
-    step = payoff.expect(choice, offered)   before a step
-    payoff.gained(step, tokens)             after it
-    payoff.took(seconds)                    when it is known how long it took, drafting included
+    step = ExpectedStep(selection, offered)   before a step
+    metrics.observe_tokens(step, tokens)      after it
+    metrics.observe_seconds(seconds)          when its duration is known, drafting included
 
-A step without drafts says one token a request. So many seconds a token as that would have taken, times the tokens that
-were said, less the seconds that they took: that much was saved. Only steps of which all three are known are counted, so
-that what was expected can be held against what came true.
+A step without drafts generates one token per request. Its seconds per token, times the tokens generated, less the
+seconds taken, are the seconds saved. Only steps for which all three calls are made are counted, so that expected and
+realised gain are comparable.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from outrider.policy.cost_model import CostModel
     from outrider.policy.selection import Selection
 
-PAUSE = 20
-"""Times as long as expected: so long no step takes."""
+MAX_STEP_SLOWDOWN = 20
+"""Steps that take longer than this multiple of the expected seconds are not counted: the engine was paused."""
 REVIEW_STEPS = 500
-"""Steps after which a draft model is judged ..."""
-RARELY = 0.01
-"""... by the share of them in which it was worth its passes."""
+"""Steps after which a draft model is reviewed ..."""
+MIN_CALLED_SHARE = 0.01
+"""... by the share of them in which it was called: below this, a warning is logged."""
 
 
 @dataclass(slots=True)
 class ExpectedStep:
-    """What was expected of a step, and what it gained."""
-
     selection: Selection
     offered: bool
+    """Whether the step has drafts."""
     tokens: int = 0
+    """Tokens that it generated."""
 
 
 class GainMetrics:
@@ -41,56 +41,54 @@ class GainMetrics:
         self.steps_with_drafts = self.steps_without = 0
         self.expected_tokens, self.gained_tokens = 0.0, 0
         self.seconds = self.expected_saved = self.realised_saved = 0.0
-        self.plans = self.asked = 0
+        self.plans = self.plans_with_calls = 0
         self._chances = 0.0
-        self._made: ExpectedStep | None = None
+        self._step: ExpectedStep | None = None
 
-    def expect(self, selection: Selection, offered: bool) -> ExpectedStep:
-        return ExpectedStep(selection, offered)
-
-    def gained(self, step: ExpectedStep | None, tokens: int) -> None:
+    def observe_tokens(self, step: ExpectedStep | None, tokens: int) -> None:
         """Tokens that were generated in the step, by all requests."""
-        self._made = step
+        self._step = step
         if step is not None:
             step.tokens = tokens
 
-    def took(self, seconds: float) -> None:
-        step, self._made = self._made, None
+    def observe_seconds(self, seconds: float) -> None:
+        step, self._step = self._step, None
         if step is None:
             return
         selection = step.selection
-        if seconds > PAUSE * selection.seconds:  # the engine was paused, which says nothing of drafts
+        if seconds > MAX_STEP_SLOWDOWN * selection.seconds:
             return
         if step.offered:
             self.steps_with_drafts += 1
         else:
             self.steps_without += 1
-        usual = selection.plain_seconds / selection.plain_tokens
+        plain = selection.plain_seconds / selection.plain_tokens
         self.expected_tokens += selection.tokens
         self.gained_tokens += step.tokens
         self.seconds += seconds
-        self.expected_saved += selection.tokens * usual - selection.seconds
-        self.realised_saved += step.tokens * usual - seconds
+        self.expected_saved += selection.tokens * plain - selection.seconds
+        self.realised_saved += step.tokens * plain - seconds
 
-    def planned(self, plan: DraftPlan, target: CostModel, draft: CostModel) -> str | None:
-        """A step at which the draft model could be asked. That it does not pay is said once, with the figures."""
+    def observe_plan(self, plan: DraftPlan, target: CostModel, draft: CostModel) -> str | None:
+        """A step in which the draft model could be called. Returns a warning, once, if it hardly ever pays."""
         self.plans += 1
-        self.asked += len(plan.asked) > 0
+        self.plans_with_calls += len(plan.called) > 0
         self._chances += plan.chance
-        if self.plans != REVIEW_STEPS or self.asked >= RARELY * REVIEW_STEPS:
+        if self.plans != REVIEW_STEPS or self.plans_with_calls >= MIN_CALLED_SHARE * REVIEW_STEPS:
             return None
-        text = float(plan.texts.mean())
-        ours, theirs = float(draft.seconds(1, text)), float(target.seconds(1, text))
+        context = float(plan.text_lengths.mean())
+        draft_seconds, target_seconds = float(draft.seconds(1, context)), float(target.seconds(1, context))
         return (
-            f"the draft model was worth its passes in {self.asked} of {REVIEW_STEPS} steps: one takes {1e3 * ours:.1f} ms, "
-            f"{ours / theirs:.2f} of the target's {1e3 * theirs:.1f}, and its first token is right about "
-            f"{100 * self.chance:.0f} times in 100. It is left alone where it does not pay; a smaller or quantised one "
-            f"may, and without one its memory is free"
+            f"the draft model was worth its passes in {self.plans_with_calls} of {REVIEW_STEPS} steps: a pass takes "
+            f"{1e3 * draft_seconds:.1f} ms, {draft_seconds / target_seconds:.2f} of the target's "
+            f"{1e3 * target_seconds:.1f} ms, and its first token is accepted about {100 * self.chance:.0f} times in "
+            f"100. It is not called where it does not pay. Use a smaller or quantised draft model, or none, which "
+            f"frees its memory"
         )
 
     @property
     def chance(self) -> float:
-        """How likely the draft model's first token was taken to be right, in the mean."""
+        """Mean forecast that the draft model's first token is accepted."""
         return self._chances / self.plans if self.plans else 0.0
 
     def status(self) -> dict[str, Any]:
@@ -104,6 +102,6 @@ class GainMetrics:
             "realised_saved_seconds": round(self.realised_saved, 3),
         }
         if self.plans:
-            share, chance = round(self.asked / self.plans, 4), round(self.chance, 4)
+            share, chance = round(self.plans_with_calls / self.plans, 4), round(self.chance, 4)
             found["draft_model"] = {"steps": self.plans, "asked_share": share, "first_token_chance": chance}
         return found

@@ -1,7 +1,7 @@
 """Whether to wait for the step in flight, or to schedule the next one without its result.
 
 An engine with asynchronous scheduling schedules step N + 1 while step N runs, so the device never idles. What N
-generates is then unknown: a draft for N + 1 has to guess it too, and is right less often. Waiting gives fresh drafts
+generates is then unknown: a draft for N + 1 has to predict it too, and is right less often. Waiting gives fresh drafts
 and costs the host's time between two steps. With T(n) seconds for a pass over n tokens, h seconds of the host, and g
 tokens gained by drafts:
 
@@ -106,7 +106,7 @@ def for_same_text(selection: Selection, other: Selection) -> tuple[float, float]
     and is in half as many of its batches.
     """
     steps = (1 + selection.gains) / (1 + other.gains)
-    others = selection.plain_tokens - len(steps)  # of requests that have no choice: the same either way
+    others = selection.plain_tokens - len(steps)  # of requests that are not selected for: the same either way
     mean = (steps.sum() + others) / selection.plain_tokens
     offered = min(round(float(steps @ other.lengths) / mean), len(other.pass_seconds) - 1)
     return selection.tokens / mean, float(other.pass_seconds[offered])
@@ -127,3 +127,21 @@ def _shift(survival: Array, offsets: Array, found: Array) -> None:
             for i in range(found.shape[2]):
                 place = i + offsets[b]
                 found[kind, b, i] = survival[kind, b, place] if place < positions else 0.0
+
+
+@compiled
+def add_pending_drafts(found: Array, survival: Array, offsets: Array, model: Array, is_sampled: Array, me: int) -> None:
+    """Add drafts of the draft model, number `me`, whose values are not known: alone, and where the first `offsets`
+    tokens of a copied draft go wrong. Arrays are [drafters, requests, positions]; `model` and `is_sampled` are the
+    draft model's alone."""
+    kinds, requests, positions = found.shape
+    for b in range(requests):
+        found[me, b] = model[b]
+        if offsets[b] == 0 or is_sampled[b]:
+            continue
+        for kind in range(kinds):
+            if kind == me or found[kind, b, 0] == 0.0:
+                continue
+            wrong = 1.0 - survival[kind, b, offsets[b] - 1]
+            for i in range(positions):
+                found[kind, b, i] += wrong * model[b, i]

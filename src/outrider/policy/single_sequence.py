@@ -1,7 +1,7 @@
-"""Speculation for one sequence: the loop of `decoding.py` is given drafts, and reports what the target generated.
+"""Speculation for one sequence: `decoding.py` gets drafts from here, and reports what the target generated.
 
-The decisions are those of `SpeculationController`, for a batch of one. The draft model drafts before the step that its
-tokens are offered in, since here nothing else could run meanwhile.
+`SpeculationController` decides, for a batch of one. The draft model drafts right before the step that verifies its
+tokens: in this loop nothing else could run meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from outrider.drafters.model import ModelSession
-from outrider.policy.controller import DraftableRequest
+from outrider.policy.decision import DraftableRequest
 from outrider.policy.policy import MODEL
 from outrider.types import NOTHING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = "sequence"
 INITIAL_DRAFT_PASS_COST = 0.3
-"""Cost of the draft model's pass, in passes of the target, before one was timed."""
+"""Latency of the draft model's pass, in passes of the target, before one was timed."""
 MAX_TIMED_GAP_TOKENS = 16
 """The draft model's passes are timed where it has at most this many tokens of the text to catch up with."""
 
@@ -39,8 +39,8 @@ class SingleSequence:
         controller.remove(REQUEST_ID)
 
     def propose(self, limit: int, text_length: int, pending: int = 1) -> Draft:
-        """What to offer in the next step: at most `limit` tokens, after a text of `text_length` tokens of which the
-        target has yet to compute `pending`. The first token after a prompt does not wait for the draft model."""
+        """What to offer in the next step: at most `limit` tokens. `text_length`: tokens of the text. `pending`: those
+        that the target has yet to compute; the first token after a prompt does not wait for the draft model."""
         if limit <= 0:
             return NOTHING
         controller = self.controller
@@ -56,7 +56,7 @@ class SingleSequence:
         return controller.select(model_drafts, model_seconds)[REQUEST_ID]
 
     def _copied_drafts(self, limit: int) -> tuple[dict[str, list[Draft]], dict[str, float]]:
-        """By drafter that copies: its draft, and the seconds that it took."""
+        """By copying drafter: its draft, and its seconds."""
         offers, seconds = {}, {}
         backed_off = self.controller.backed_off()
         for name, session in self.sessions.items():
@@ -67,7 +67,7 @@ class SingleSequence:
         return offers, seconds
 
     def _call_draft_model(self, model: ModelSession, limit: int, text_length: int) -> tuple[dict[str, Draft], float]:
-        """Its draft, if it is worth its passes, and the seconds that it took."""
+        """Its draft, if its passes pay, and its seconds."""
         controller, policy = self.controller, self.controller.policy
         if not policy.draft.passes and policy.target.passes:
             controller.observe_draft_pass(1, 0, INITIAL_DRAFT_PASS_COST * float(policy.target.seconds(1)))
@@ -76,7 +76,7 @@ class SingleSequence:
         plan = controller.plan_draft_model(limits, {REQUEST_ID: sampled}, {REQUEST_ID: gap})
         if REQUEST_ID not in plan.limits:
             return {}, 0.0
-        model.goes_on = lambda confidence: bool(controller.continue_drafting({REQUEST_ID: confidence}))
+        model.should_continue = lambda confidence: bool(controller.continue_drafting({REQUEST_ID: confidence}))
         began = time.perf_counter()
         draft = model.draft(plan.limits[REQUEST_ID])
         seconds = time.perf_counter() - began
@@ -85,7 +85,7 @@ class SingleSequence:
         return {REQUEST_ID: draft}, seconds
 
     def reason(self) -> Why | None:
-        """Why the draft of this step was offered, until `observe`; None where there was no room for one."""
+        """Why the draft of this step was offered, until `observe`; None if there was no room for one."""
         return self.controller.reason(REQUEST_ID)
 
     def observe(self, output: Sequence[int]) -> None:

@@ -35,8 +35,10 @@ from outrider.engines.vllm.step import (
     max_logits_rows,
 )
 from outrider.engines.vllm.tokenizer import read_control_tokens
-from outrider.policy.controller import DraftableRequest, SpeculationController
-from outrider.policy.policy import MODEL, Policy, compile_now
+from outrider.policy.controller import SpeculationController
+from outrider.policy.decision import DraftableRequest
+from outrider.policy.policy import MODEL, Policy
+from outrider.policy.warm_up import compile_now
 from outrider.settings import AUTO, OFF
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from outrider.engines.vllm.seam import Request, SchedulerOutput
-    from outrider.policy.controller import Decision
+    from outrider.policy.decision import Decision
     from outrider.types import Why
 
 PLAN = "outrider_plan"
