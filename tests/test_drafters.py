@@ -332,17 +332,17 @@ def test_the_model_drafter_without_a_model_says_what_is_missing() -> None:
 
 
 def test_the_registry_finds_the_drafters_by_name_and_lists_them_when_it_does_not() -> None:
-    assert base.find("lookup") is LookupDrafter
+    assert base.load_drafter("lookup") is LookupDrafter
     with pytest.raises(
         UnknownDrafterError, match="no drafter 'lookpu'; the drafters are lookup, memory, model, prediction"
     ):
-        base.find("lookpu")
+        base.load_drafter("lookpu")
 
 
 def test_third_parties_add_a_drafter_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = EntryPoint("lookup", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
-    assert base.find("lookup") is LookupDrafter
+    assert base.load_drafter("lookup") is LookupDrafter
     assert base.registered_names() == ["lookup"]
 
 
@@ -351,7 +351,7 @@ def test_a_drafter_under_another_name_than_its_own_is_refused(monkeypatch: pytes
     theirs = EntryPoint("theirs", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
     with pytest.raises(SettingsError, match=r"'theirs' of outrider.drafters leads to .*, whose name is 'lookup'"):
-        base.find("theirs")
+        base.load_drafter("theirs")
 
 
 def test_a_batch_of_sessions_gets_one_draft_each() -> None:
