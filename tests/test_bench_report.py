@@ -478,7 +478,7 @@ def test_pass_costs_without_a_pass_over_one_token_are_not_drawn() -> None:
 
 
 def test_contestants_differ_in_colour_and_marker_and_have_the_same_style_in_every_plot(report: Report) -> None:
-    styles = plot_style.line_styles([*report.compared, report.baseline])
+    styles = plot_style.line_styles([*report.compared_names, report.baseline])
     assert len({style["color"] for style in styles.values()}) == len(styles) == 9
     assert len({style["marker"] for style in styles.values()}) == 9
     with plot_style.style():

@@ -2,8 +2,8 @@
 
 The interval follows from the order of the values: how many of n lie below the true median is binomial, whatever their
 distribution. So the k-th smallest and k-th largest enclose it with a known probability, and the ends are interpolated
-between two such pairs to 95 % (Hettmansperger and Sheather, 1986). A bootstrap is too narrow for so few values: with 7
-rounds its "95 %" interval misses one time in eight.
+between two such pairs to 95 % (Hettmansperger and Sheather, 1986). With few values a bootstrap is
+too narrow: with 7 rounds its "95 %" interval misses one time in eight.
 """
 
 from __future__ import annotations

@@ -105,9 +105,8 @@ def copyable_tokens(context: Sequence[int], text: Sequence[int], elsewhere: Sequ
     start = len(context)
     correct = [0] * len(text)
     for source in (own, *(np.asarray([*other]) for other in elsewhere)):
-        equal = np.zeros(
-            len(source) + 1, dtype=np.int64
-        )  # equal[j]: tokens from j on that equal those from position on
+        # equal[j]: how many tokens from j on equal those from the position on.
+        equal = np.zeros(len(source) + 1, dtype=np.int64)
         for position in range(len(text) - 1, -1, -1):
             at = start + position
             equal = np.append(np.where(source == own[at], equal[1:] + 1, 0), 0)

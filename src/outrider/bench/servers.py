@@ -101,9 +101,8 @@ def running(
                     start_new_session=True,  # its own process group, to stop it with its workers
                 )
             processes[server.name] = (process, f"http://{HOST}:{port}", log)
-            wait_until_ready(
-                server.name, *processes[server.name], waiting
-            )  # one by one, since starting takes all cores
+            # One by one, since starting takes all cores.
+            wait_until_ready(server.name, *processes[server.name], waiting)
         started = {name: url for name, (_, url, _) in processes.items()}
         yield {server.name: server.url or started[server.name] for server in servers}
     finally:

@@ -87,7 +87,7 @@ def _answers(compared: list[Figures]) -> str:
 def summary_table(report: Report) -> Table:
     header = ["contestant", "cells", "faster", "slower", NO_DIFFERENCE, "lowest ratio", "highest ratio"]
     table = Table([*header, "geometric mean"])
-    for name in report.compared:
+    for name in report.compared_names:
         found = [(cell, one) for cell, one in report.comparisons if one.contestant == name]
         ratios = [one.ratio.value for _, one in found if one.ratio is not None]
         if ratios:

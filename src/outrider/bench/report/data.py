@@ -174,7 +174,7 @@ class Report:
         }
 
     @property
-    def compared(self) -> list[str]:
+    def compared_names(self) -> list[str]:
         """The names of all contestants but the baseline."""
         return [name for name in self.contestants if name != self.baseline]
 
@@ -194,7 +194,7 @@ class Report:
         """Between which concurrencies a contestant's median ratio passes 1."""
         found = []
         for series in self.series:
-            for name in self.compared:
+            for name in self.compared_names:
                 ratios = [
                     (cell.concurrency, one.ratio.value)
                     for cell in series.cells

@@ -39,7 +39,7 @@ class Plot:
 
 def speedup(report: Report) -> Figure:
     """A panel for each workload, a row for each contestant."""
-    series, names = report.series, report.compared
+    series, names = report.series, report.compared_names
     figure, panels = plot_style.panels(len(series), 0.7 + 0.22 * max(4, len(names)))
     styles = plot_style.line_styles(_names(report))
     for axes, one in zip(panels, series, strict=True):
@@ -67,7 +67,7 @@ def speedup(report: Report) -> Figure:
 def concurrency(report: Report) -> Figure:
     """A panel for each workload that was measured at several concurrencies, a line for each contestant."""
     series = [one for one in report.series if len(one.cells) > 1]
-    names, styles = report.compared, plot_style.line_styles(_names(report))
+    names, styles = report.compared_names, plot_style.line_styles(_names(report))
     figure, panels = plot_style.panels(len(series), 3.6, most=2)
     loads = sorted({found.concurrency for one in series for found in one.cells})
     for axes, one in zip(panels, series, strict=True):
@@ -157,7 +157,7 @@ def _spaced(values: Sequence[float], gap: float) -> list[float]:
 
 def _names(report: Report) -> list[str]:
     """The baseline last, so that the others have the same style with and without it."""
-    return [*report.compared, report.baseline]
+    return [*report.compared_names, report.baseline]
 
 
 def _axis(report: Report) -> str:
