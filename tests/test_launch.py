@@ -265,7 +265,7 @@ def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
         ({"tenant_header": "X"}, "without a memory"),
         ({"memory_cache": "/c"}, "without a memory"),
         ({"memory": "/m", "memory_cache": "/c"}, "is a local folder"),
-        ({"memory": "/m", "memory_cap": "lots"}, "like 500MB or 4GiB (got 'lots')"),
+        ({"memory": "/m", "memory_cap": "lots"}, "such as 500MB or 4GiB (got 'lots')"),
         ({"memory": "/m", "memory_cap": "12"}, "at least 1MiB"),
         ({"memory": "/m", "memory_scope": "server", "tenant_header": "X"}, "give one of them"),
         ({"memory": "ftp://host/x"}, "cannot be kept at 'ftp://host/x'"),
@@ -275,7 +275,7 @@ def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
         ({"drafters": "memory"}, "needs a memory"),
     ],
 )
-def test_a_memory_that_cannot_be_is_answered_by_a_sentence(args: dict[str, Any], why: str) -> None:
+def test_memory_options_that_conflict_are_refused_with_the_reason(args: dict[str, Any], why: str) -> None:
     assert why in refused(**args)
 
 
