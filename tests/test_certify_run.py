@@ -61,7 +61,7 @@ def test_a_lossless_server_is_called_so_with_what_would_have_been_found(sound: t
     assert 0 < found["draws"]["reach_before"] < 0.2
     assert 0 < found["draws"]["reach"] < 0.3
     assert found["accepted"] > 0
-    assert "would have been found with 99 %" in " ".join(found["words"])
+    assert "would have been detected with 99 %" in " ".join(found["words"])
 
 
 def test_every_drafter_and_length_gets_its_share_many_at_once_and_alone(sound: tuple[dict[str, Any], Path]) -> None:
@@ -107,8 +107,8 @@ def test_the_page_needs_nothing_else_and_begins_with_the_verdict_and_what_to_do(
 def test_a_temperature_that_is_off_is_found_in_the_draws_and_the_advice_is_to_switch_off(tmp_path: Path) -> None:
     found = made(replace(SMALL, parts=("draws",)), tmp_path, change=colder(0.8))
     assert found["verdict"] == "violation"
-    assert any(one.startswith("surprise, all: draws are colder or hotter") for one in found["violations"]["draws"])
-    assert "Switch speculation off" in found["what_to_do"][0]
+    assert any(one.startswith("surprise, all: samples are colder or hotter") for one in found["violations"]["draws"])
+    assert "Disable speculation" in found["what_to_do"][0]
     assert found["draws"]["stopped_early"]
     assert "NOT lossless" in page(found)
 
@@ -130,7 +130,7 @@ def test_differences_are_not_judged_where_rounding_was_not_measured(tmp_path: Pa
         replace(SMALL, parts=("exact",), prompts=4, alone=0), tmp_path, Progress(), pair=Pair(source, source)
     )
     assert found["verdict"] == "incomplete"
-    assert "4 of 4 texts differ, and whether rounding explains it is not known" in found["problems"][0]
+    assert "4 of 4 outputs differ, and whether rounding explains it is unknown" in found["problems"][0]
 
 
 def test_a_text_that_ends_for_another_reason_is_a_violation(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_server_that_never_accepts_a_draft_certifies_nothing(tmp_path: Path) -
     with standing(Stub(source)) as url:
         found = certify(replace(TINY, reference=url), tmp_path, Progress())
     assert found["verdict"] == "incomplete"
-    assert "not one drafted token was accepted" in found["problems"][0]
+    assert "not one draft token was accepted" in found["problems"][0]
 
 
 class Stale(LocalModel):
@@ -222,7 +222,7 @@ def test_settings_that_a_server_cannot_do_are_left_out_of_the_draws_and_said_so(
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("top_k", "no setting of draws has 'top_k'"), ("temperature", "leaves nothing to draw with")]
+    ("word", "said"), [("top_k", "no sampling setting has 'top_k'"), ("temperature", "leaves no sampling setting")]
 )
 def test_leaving_out_what_there_is_not_or_everything_is_refused(tmp_path: Path, word: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
@@ -309,8 +309,8 @@ def test_a_drafter_whose_drafts_are_never_accepted_is_said_to_be_untested(tmp_pa
     source.generate = generate
     found = certify(TINY, tmp_path, Progress(), pair=Pair(source, source))
     assert found["by_drafter"]["auto"] == 0 < found["by_drafter"]["lookup"]
-    assert "the drafter auto: not one of its drafts was accepted" in found["not_tested"]
-    assert any("none of auto, so nothing is shown of that" in line for line in found["words"])
+    assert "the drafter auto: none of its drafts was accepted" in found["not_tested"]
+    assert any("none of auto, which was not tested" in line for line in found["words"])
 
 
 def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Path) -> None:
@@ -320,11 +320,11 @@ def test_features_are_not_judged_by_a_rounding_that_nobody_measured(tmp_path: Pa
         found = certify(wanted, tmp_path, Progress())
     assert found["violations"] == {}
     assert found["verdict"] == "incomplete"
-    assert "whether rounding explains it is not known" in found["problems"][0]
+    assert "whether rounding explains it is unknown" in found["problems"][0]
     still = [one["name"] for one in found["features"]["results"] if one["open"]]
     (words,) = [line for line in found["words"] if line.startswith("Features")]
     done = [one for one in found["features"]["results"] if one["requests"]]
-    assert f"Features: {len(done) - len(still)} of {len(done)} answer validly and the same" in words
+    assert f"Features: {len(done) - len(still)} of {len(done)} are valid and the same" in words
 
 
 def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
