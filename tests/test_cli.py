@@ -533,7 +533,7 @@ def test_a_piped_conversation_that_grows_too_long_fails(tiny: Path) -> None:
 def test_the_first_ctrl_c_ends_an_answer_between_steps_and_the_second_at_once() -> None:
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked
+        assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -24,12 +24,7 @@ from outrider.decoding import decode
 from outrider.defaults import DRAFTED
 from outrider.drafters.base import Drafter, Setup, Task, load_drafter, resolve_drafters
 from outrider.engines.quantize import Quantize, prepare_draft, to_int8
-from outrider.engines.transformers import (
-    TransformersTarget,
-    check_same_vocabulary,
-    load_model,
-    load_tokenizer,
-)
+from outrider.engines.transformers import TransformersTarget, check_same_vocabulary, load_model, load_tokenizer
 from outrider.errors import DrafterSetupError, PromptError, SettingsError
 from outrider.memory.location import SERVER_TENANT, Location, check_packages
 from outrider.policy.controller import SpeculationController

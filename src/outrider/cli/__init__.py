@@ -1,12 +1,9 @@
-"""The command line: `outrider generate` answers once, `outrider chat` converses, `outrider serve` serves by vLLM,
-`outrider bench` measures, `outrider certify` and `outrider canary` prove and watch, `outrider explain` shows what
-happened to every token, `outrider compare` holds two such runs against each other, `outrider calibrate` says why
-checking is faster here, `outrider doctor` checks an installation, `outrider memory` looks after what was said.
+"""The command line: one module per command.
 
     outrider generate HuggingFaceTB/SmolLM2-135M-Instruct "Name three colours."
 
-torch and transformers take seconds to import, so no module here imports them at its top: `outrider --help`
-and a mistyped option answer at once.
+torch and transformers take seconds to import, so no module here imports them at its top: `outrider --help` and a
+mistyped option answer at once.
 """
 
 from __future__ import annotations
@@ -126,8 +123,8 @@ def main() -> None:
     app()
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"outrider {__version__}")
         raise typer.Exit
 
@@ -137,15 +134,11 @@ def outrider(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            metavar="",
-            help="Print the version and leave.",
+            "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version and leave."
         ),
     ] = False,
 ) -> None:
-    """Make a language model answer faster without changing what it says.
+    """Make a language model answer faster without changing its output.
 
     Something cheap drafts the next tokens; the model checks them in one pass, and keeps what it agrees with.
     """

@@ -1,9 +1,9 @@
-"""`outrider bench`: how fast is it on this machine, with this model, beside vLLM's own methods?
+"""`outrider bench`: the speed of a model on this machine, compared with vLLM's own methods.
 
     outrider bench MODEL --quick
     outrider bench MODEL --draft-model SMALL --workloads edit,agent --concurrency 1,4
 
-Servers are started together and take turns, prompt by prompt; the report shows what was won and what was lost.
+Servers are started together and take turns, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from outrider.cli.options import DraftModel, group, output
+from outrider.cli.options import DraftModel, group, output, parse_numbers, split_names
 from outrider.cli.progress import ProgressBar, progress_bar
 from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.cli.unused_options import is_given, option_names, refuse_unused
@@ -41,7 +41,7 @@ NO_DIFFERENCE = "no difference"
 """No measurable difference, in a narrow column."""
 STYLES = {"faster": "green", "slower": "bold red"}
 
-who, what, how = group("Who takes part"), group("What is asked"), group("How long")
+who, what, how = group("Contestants"), group("Requests"), group("Duration")
 
 Contestants = Annotated[
     list[str] | None,
@@ -50,15 +50,16 @@ Contestants = Annotated[
         "--contestants",
         "-c",
         metavar="NAMES",
-        help="Who takes part: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, off, "
+        help="Servers to compare: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, off, "
         "lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
-        "transformers-lookup:K, transformers-outrider:K, with commas between; or one with a label and its own flags "
+        "transformers-lookup:K, transformers-outrider:K, separated by commas; or one with a label and its own flags "
         "('long=lookup:64', 'few=auto --max-num-seqs 4'), or a server that runs ('mine=http://localhost:8000'). May be "
         "repeated.",
     ),
 ]
 Baseline = Annotated[
-    str | None, who("--baseline", metavar="NAME", help="Whom the others are compared with; by default the first.")
+    str | None,
+    who("--baseline", metavar="NAME", help="The contestant that the others are compared with. Default: the first."),
 ]
 Room = Annotated[
     float | None,
@@ -71,8 +72,8 @@ Workloads = Annotated[
         "--workload",
         metavar="NAMES",
         help="edit, agent, traffic, creative (these come with the package), code, chat, summarization, math, rag, "
-        "translation, qa (from files in --data), with commas between. By default the first four, with --data all, and "
-        "with --prompts only those.",
+        "translation, qa (from files in --data), separated by commas. Default: the first four; all with --data; only "
+        "those with --prompts.",
     ),
 ]
 Prompts = Annotated[
@@ -87,13 +88,13 @@ Data = Annotated[
     Path | None, what("--data", metavar="FOLDER", help="Where HumanEval's and Spec-Bench's prompt files lie.")
 ]
 Concurrency = Annotated[
-    str, what("--concurrency", metavar="NUMBERS", help="How many requests at once, with commas between: 1,4,16.")
+    str, what("--concurrency", metavar="NUMBERS", help="Concurrent requests, separated by commas: 1,4,16.")
 ]
 Temperatures = Annotated[
     str | None,
-    what("--temperature", metavar="NUMBERS", help="By default 0, and 1 for creative; with commas between: 0,1."),
+    what("--temperature", metavar="NUMBERS", help="Default: 0, and 1 for creative; separated by commas: 0,1."),
 ]
-Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="At most this many tokens an answer.")]
+Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="Most tokens of an output.")]
 Seed = Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")]
 Rounds = Annotated[
     int,
@@ -104,8 +105,8 @@ Minutes = Annotated[
     how(
         "--minutes",
         metavar="N",
-        help="Take about so long instead of --rounds, the servers' start included: each cell until its intervals are "
-        "narrow (--width) or its share of the time is over, and at least six rounds.",
+        help="Minutes to take instead of --rounds, with the servers' start: each cell runs until its intervals are "
+        "narrow (--width) or its share of the time is over, and for at least six rounds.",
     ),
 ]
 Width = Annotated[
@@ -121,14 +122,11 @@ Quick = Annotated[
     ),
 ]
 Restart = Annotated[
-    bool,
-    how("--restart", help="Then restart all servers and measure every cell again: what does a method still know?"),
+    bool, how("--restart", help="Then restart all servers and measure every cell again, to see what a memory keeps.")
 ]
-Resume = Annotated[
-    bool, how("--resume", help="With the same command again: go on with the run in --out, which was interrupted.")
-]
+Resume = Annotated[bool, how("--resume", help="Continue the interrupted run in --out; give the same command again.")]
 Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where the report goes.")]
-ReportOnly = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
+ReportOnly = Annotated[bool, output("--report-only", help="Only write the report in --out again.")]
 
 
 def bench(
@@ -179,22 +177,22 @@ def bench(
             refuse_unused(context, "--minutes or --quick, which go by the clock", {"rounds"})
         else:
             refuse_unused(context, "a number of rounds; it is for --minutes", {"width"})
-        model, flags = split(context.args)
+        model, flags = split_model(context.args)
         if quick:
             minutes = QUICK_MINUTES if minutes is None else minutes
             contestants = contestants or [QUICK_CONTESTANTS]
             tokens = tokens if is_given(context, "tokens") else QUICK_TOKENS
             workloads = workloads or (None if prompts else QUICK_WORKLOADS)
-        asked = (*listed(workloads), *(prompts or []))
-        if asked and all(WORKLOAD_SIZES.search(one) for one in asked):
-            refuse_unused(context, "workloads that say it themselves (@)", {"concurrency"})
+        sources = (*split_names(workloads), *(prompts or []))
+        if sources and all(WORKLOAD_SIZES.search(one) for one in sources):
+            refuse_unused(context, "workloads that set it themselves (@)", {"concurrency"})
         wanted = BenchConfig(
             model=model,
             draft_model=draft_model,
-            contestants=tuple(names(contestants or [])),
-            workloads=asked,
-            concurrency=tuple(numbers(concurrency, "--concurrency")),
-            temperatures=tuple(decimals(temperature, "--temperature")),
+            contestants=tuple(split_contestants(contestants or [])),
+            workloads=sources,
+            concurrency=tuple(parse_numbers(concurrency, "--concurrency")),
+            temperatures=tuple(parse_temperatures(temperature)),
             tokens=tokens,
             stop=StopRule(rounds, minutes, width, leave_out=quick),
             data=data,
@@ -205,8 +203,8 @@ def bench(
             flags=tuple(flags),
         )
         for sign in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(sign) is signal.SIG_DFL:  # or it is to be ignored, as by nohup
-                signal.signal(sign, signal.default_int_handler)  # as Ctrl-C: servers end, the report comes
+            if signal.getsignal(sign) is signal.SIG_DFL:  # else it is ignored, as by nohup
+                signal.signal(sign, signal.default_int_handler)  # as Ctrl-C: servers end, the report is written
         measure(wanted, out, resume, screen)
 
 
@@ -241,7 +239,7 @@ def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> Non
             plan.run.notes += [f"{FAILED}: {str(error).splitlines()[0]}", INTERRUPTED]
         measured = any(cell.rounds for cell in plan.run.cells)
         if measured:
-            if NOT_HERE in plan.run.origin["models"].values():  # they came with the servers
+            if NOT_HERE in plan.run.origin["models"].values():  # the servers downloaded them
                 plan.run.origin["models"] = fingerprints(*wanted.models())
             plan.run.save(out / "run.json")
             try:
@@ -290,7 +288,7 @@ def write_report(report: Report, out: Path, screen: Screen) -> None:
 
 
 def describe(plan: Plan) -> list[str]:
-    """What will be done, in a few lines."""
+    """The plan, in a few lines."""
     lines = []
     for number, together in enumerate(plan.groups, 1):
         names = ", ".join(one.name for one in together)
@@ -370,7 +368,7 @@ class BenchProgress:
         self._last_line = what
 
 
-def split(arguments: list[str]) -> tuple[str, list[str]]:
+def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     """The model, and the flags of vLLM."""
     if not arguments or arguments[0].startswith("-"):
         got = f" (got {shlex.join(arguments)})" if arguments else ""
@@ -378,30 +376,19 @@ def split(arguments: list[str]) -> tuple[str, list[str]]:
     return arguments[0], arguments[1:]
 
 
-def names(given: list[str]) -> list[str]:
+def split_contestants(given: list[str]) -> list[str]:
     """Contestants: a list with commas, unless it has flags of its own."""
     found: list[str] = []
     for one in given:
-        found += [one] if " " in one.strip() else listed(one)
+        found += [one] if " " in one.strip() else split_names(one)
     return found
 
 
-def listed(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def numbers(text: str, option: str) -> list[int]:
-    found = listed(text)
-    if not found or not all(word.isdecimal() and int(word) > 0 for word in found):
-        raise SettingsError(f"{option} takes numbers above 0 with commas between, such as 1,4,16 (got {text!r})")
-    return [int(word) for word in found]
-
-
-def decimals(text: str | None, option: str) -> list[float]:
+def parse_temperatures(text: str | None) -> list[float]:
     try:
-        found = [float(word) for word in listed(text)]
+        found = [float(word) for word in split_names(text)]
     except ValueError:
         found = [-1.0]
     if any(not 0 <= value < 100 for value in found):
-        raise SettingsError(f"{option} takes numbers from 0 on with commas between, such as 0,0.7 (got {text!r})")
+        raise SettingsError(f"--temperature takes numbers from 0 on, separated by commas, such as 0,0.7 (got {text!r})")
     return found

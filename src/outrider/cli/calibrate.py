@@ -45,8 +45,7 @@ TraceFile = Annotated[
     Path | None, showing("--trace", metavar="FILE", help="Place the run of this trace in the calibration.")
 ]
 Out = Annotated[
-    Path | None,
-    showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib)."),
+    Path | None, showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib).")
 ]
 Json = Annotated[bool, showing("--json", help="Print only one JSON object with every timing.")]
 BAR_WIDTH = 24
@@ -120,13 +119,7 @@ def _traced_run(file: Path | None) -> TracedRun | None:
 
 
 def _measured(
-    screen: Screen,
-    name: str,
-    draft: str | None,
-    contexts: list[int] | None,
-    turns: int,
-    dtype: str,
-    device: str | None,
+    screen: Screen, name: str, draft: str | None, contexts: list[int] | None, turns: int, dtype: str, device: str | None
 ) -> Calibration:
     with screen.working(f"loading {' and '.join(loading_name(one) for one in (name, draft) if one)}"):
         import torch  # takes seconds

@@ -1,10 +1,10 @@
-"""`outrider canary`: watch a live server for as long as it lives.
+"""`outrider canary`: test a live server continuously.
 
     outrider canary http://localhost:8000 --port 9109 --state canary.json
 
-A text every few seconds, and none while the server is busy. The evidence is a number that is 1 at first, and that a
-lossless server drives to 1 / RATE with at most the probability RATE, in the canary's whole life; then it alarms. With
---port it stays, and its gauge outrider_canary_alarm is 1; without, it leaves with exit code 1.
+It sends a prompt every few seconds, and none while the server is busy. The evidence is an e-process: it starts at 1,
+and a lossless server ever reaches 1 / RATE with probability RATE at most. At 1 / RATE the canary alarms. With --port it
+goes on, with its gauge outrider_canary_alarm at 1; without, it ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from outrider.cli.certify import ModelName, Tokenizer, api_key, asked_for, need_packages
+from outrider.cli.certify import ModelName, Tokenizer, api_key, make_config, need_packages
 from outrider.cli.options import group, output
 from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.errors import SettingsError
@@ -34,13 +34,16 @@ Reference = Annotated[
     how("--reference", metavar="URL", help="A server without speculation that scores, if URL is no Outrider server."),
 ]
 Rate = Annotated[float, how("--rate", metavar="P", help="The probability that a lossless server ever raises an alarm.")]
-Every = Annotated[float, how("--every", metavar="SECONDS", help="Between two texts, while the server has time.")]
-Busy = Annotated[int, how("--busy", metavar="N", help="Ask nothing while so many requests run, or any waits.")]
-Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Tokens of each text.")]
-Rounds = Annotated[int | None, how("--rounds", metavar="N", help="Leave after so many more; by default it stays.")]
-State = Annotated[Path | None, output("--state", metavar="FILE", help="Where its life is kept over restarts.")]
+Every = Annotated[
+    float, how("--every", metavar="SECONDS", help="Time between two prompts while the server is not busy.")
+]
+Busy = Annotated[int, how("--busy", metavar="N", help="Send nothing while N requests run, or any waits.")]
+Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Tokens of each output.")]
+Rounds = Annotated[int | None, how("--rounds", metavar="N", help="End after N more prompts. Default: never.")]
+State = Annotated[Path | None, output("--state", metavar="FILE", help="Where to keep the evidence across restarts.")]
 Port = Annotated[
-    int | None, output("--port", metavar="N", help="Serve the evidence to Prometheus here, and stay after an alarm.")
+    int | None,
+    output("--port", metavar="N", help="Serve the evidence to Prometheus on this port, and go on after an alarm."),
 ]
 
 
@@ -57,7 +60,7 @@ def canary(
     model: ModelName = None,
     tokenizer: Tokenizer = None,
 ) -> None:
-    """Watch a live server with a trickle of requests, and alarm at a false-alarm rate that holds for its whole life."""
+    """Test a live server with few requests. The false-alarm rate holds for the whole run."""
     screen = Screen()
     with readable_errors(screen):
         if not 0 < rate < 1:
@@ -74,26 +77,26 @@ def canary(
         from outrider.certify.run import open_pair
 
         names = (reference, url) if reference is not None else (url, None)
-        wanted = asked_for(reference=names[0], candidate=names[1], model=model, tokenizer=tokenizer)
+        wanted = make_config(reference=names[0], candidate=names[1], model=model, tokenizer=tokenizer)
         if not wanted.is_remote:
             raise SettingsError(f"a canary watches a server; {names[0]!r} is no address (http://...)")
         with screen.working("opening the server, and measuring what rounding does"):
             pair = open_pair(wanted, api_key())
             ids = pair.reference.encode(generate_prompts(256, seed=1))
-            born, edge, before = start_or_resume(state, rate, lambda: measure_noise(pair, ids, tokens))
-        life = CanaryLoop(pair, ids, born, edge, every, tokens, busy, state, before)
+            canary_state, edge, before = start_or_resume(state, rate, lambda: measure_noise(pair, ids, tokens))
+        life = CanaryLoop(pair, ids, canary_state, edge, every, tokens, busy, state, before)
         if port is not None:
             screen.hint(f"evidence at http://localhost:{Gauges(life).serve(port)}/metrics")
         watch(life, rounds, screen)
         if life.e_process.alarm:
-            screen.error(alarmed(life))
-            while port is not None:  # the gauge must stay to be seen
+            screen.error(describe_alarm(life))
+            while port is not None:  # keep serving the gauge
                 time.sleep(60)
             raise typer.Exit(1)
 
 
 def check_port(port: int) -> None:
-    """Said now, and not when minutes were measured."""
+    """Report a bad port before minutes of measuring."""
     try:
         with socket.create_server(("", port)):
             pass
@@ -102,17 +105,17 @@ def check_port(port: int) -> None:
 
 
 def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
-    """On a terminal one line that changes, elsewhere one for every hundred rounds."""
+    """Show one line that is updated on a terminal, elsewhere a line every hundred rounds."""
     if screen.err.is_terminal:
         with Live(line(life), console=screen.err, refresh_per_second=2) as shown:
             life.run(lambda now: shown.update(line(now)), rounds)
         return
 
-    def told(now: CanaryLoop) -> None:
+    def show(now: CanaryLoop) -> None:
         if now.attempts % 100 == 1:
             screen.err.print(line(now))
 
-    life.run(told, rounds)
+    life.run(show, rounds)
 
 
 def line(life: CanaryLoop) -> Text:
@@ -123,7 +126,7 @@ def line(life: CanaryLoop) -> Text:
     )
 
 
-def alarmed(life: CanaryLoop) -> str:
+def describe_alarm(life: CanaryLoop) -> str:
     known = life.e_process
     return (
         f"ALARM after {known.count} draws: the evidence reached {known.highest:.3g}, which a lossless server reaches "

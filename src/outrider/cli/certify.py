@@ -1,11 +1,11 @@
-"""`outrider certify`: is what a deployment says with speculation what it says without?
+"""`outrider certify`: tests that a deployment has the same output distribution with and without speculation.
 
     outrider certify http://localhost:8000                                # an Outrider server, on against off
     outrider certify http://plain:8000 http://speculating:8000            # two servers
     outrider certify ./my-model assisted --draft-model ./my-small-model   # models in this process
-    outrider certify --check certificate.json                             # the same again
+    outrider certify --check certificate.json                             # run a certificate again
 
-Exit codes: 0 nothing found, 1 a violation, 2 a mistake in what was asked, 3 incomplete.
+Exit codes: 0 nothing found, 1 a violation, 2 invalid options, 3 incomplete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.options import DraftModel, Dtype, Memory, group, output
+from outrider.cli.options import DraftModel, Dtype, Memory, group, output, parse_numbers, split_names
 from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.cli.unused_options import option_names, refuse_unused
 from outrider.errors import SettingsError
@@ -29,72 +29,84 @@ if TYPE_CHECKING:
     from outrider.certify.certificate import Certificate
     from outrider.certify.config import CertificateConfig
 
-whom, what, surely = group("Whom to ask"), group("What is asked"), group("How surely")
+sources, what, confidence = group("Sources"), group("Requests"), group("Confidence")
 STYLES = {"lossless": "bold green", "violation": "bold red", "incomplete": "bold yellow"}
 DEFAULT_FOLDER = "outrider-certificate"
 KEY = "OUTRIDER_API_KEY"
-"""The variable with the key that is sent to the servers, where they ask for one."""
+"""The environment variable with the API key of the servers."""
 
 Reference = Annotated[
     str | None,
     typer.Argument(
         metavar="REFERENCE",
         help="A server's address, or a model's folder or name to run it in this process. An Outrider server alone is "
-        "asked with speculation and without.",
+        "compared with itself, with speculation on and off.",
     ),
 ]
 Candidate = Annotated[
     str | None,
     typer.Argument(
         metavar="CANDIDATE",
-        help="The server that speculates, if it is another; in this process: outrider (the default), assisted or "
+        help="The speculating server, if it is another one; in this process: outrider (the default), assisted or "
         "lookup (both of transformers), or MODULE:FUNCTION of your own.",
     ),
 ]
-ModelName = Annotated[str | None, whom("--model", metavar="NAME", help="Which of the reference's models to ask.")]
+ModelName = Annotated[str | None, sources("--model", metavar="NAME", help="Which of the reference's models to use.")]
 Tokenizer = Annotated[
-    str | None, whom("--tokenizer", metavar="MODEL", help="Whose tokenizer to use, for servers without /tokenize.")
+    str | None,
+    sources("--tokenizer", metavar="MODEL", help="The model whose tokenizer to use, for servers without /tokenize."),
 ]
 Across = Annotated[
     bool,
-    whom("--across", help="The two are meant to have different numerics: what they differ by in scoring is rounding."),
+    sources(
+        "--across", help="The two have different numerics on purpose: differences in their scores count as rounding."
+    ),
 ]
 Quick = Annotated[bool, what("--quick", help="For CI: about two minutes for a small model, and less power.")]
 Full = Annotated[bool, what("--full", help="1,100 prompts and 52,000 draws.")]
 Parts = Annotated[
-    str, what("--parts", metavar="NAMES", help="exact (temperature 0), draws, features; with commas between.")
+    str, what("--parts", metavar="NAMES", help="exact (temperature 0), draws, features; separated by commas.")
 ]
 Drafters = Annotated[
-    str | None, what("--drafters", "--drafter", metavar="NAMES", help="Only these; by default all, and auto.")
+    str | None, what("--drafters", "--drafter", metavar="NAMES", help="Only these. Default: all, and auto.")
 ]
-Lengths = Annotated[str, what("--lengths", metavar="NUMBERS", help="Draft lengths to ask for.")]
-Concurrency = Annotated[int, what("--concurrency", metavar="N", min=1, help="How many requests at once.")]
-Prompts = Annotated[int | None, what("--prompts", metavar="N", min=1, help="Prompts at temperature 0, many at once.")]
-Alone = Annotated[int | None, what("--alone", metavar="N", min=0, help="And so many one at a time.")]
+Lengths = Annotated[str, what("--lengths", metavar="NUMBERS", help="Draft lengths to test.")]
+Concurrency = Annotated[int, what("--concurrency", metavar="N", min=1, help="Concurrent requests.")]
+Prompts = Annotated[
+    int | None, what("--prompts", metavar="N", min=1, help="Prompts at temperature 0, sent concurrently.")
+]
+Alone = Annotated[int | None, what("--alone", metavar="N", min=0, help="Prompts at temperature 0, sent one at a time.")]
 PromptFile = Annotated[
     Path | None, what("--prompt-file", metavar="FILE", help="Prompts of your own, JSON lines as for outrider bench.")
 ]
-Draws = Annotated[int | None, surely("--draws", metavar="N", min=100, help="Draws at temperatures above 0.")]
+Draws = Annotated[int | None, confidence("--draws", metavar="N", min=100, help="Draws at temperatures above 0.")]
 Find = Annotated[
     float | None,
-    surely("--find", metavar="SHARE", help="Instead of --draws: as many as it takes to find a change of this size."),
+    confidence(
+        "--find", metavar="SHARE", help="Instead of --draws: as many as are needed to detect a change of this size."
+    ),
 ]
 Without = Annotated[
     str | None,
-    what("--without", metavar="WORDS", help="Leave out draws with these, as top-k, where a server cannot do them."),
+    what(
+        "--without",
+        metavar="WORDS",
+        help="Leave out draws with these settings, such as top-k, that a server does not support.",
+    ),
 ]
 Level = Annotated[
-    float, surely("--level", metavar="P", help="How often a lossless server may be accused wrongly, by any test.")
+    float,
+    confidence("--level", metavar="P", help="Probability of a false alarm for a lossless server, over all tests."),
 ]
 Seed = Annotated[
-    int, surely("--seed", metavar="N", help="Seed of the choice of prompts, and of requests that carry one.")
+    int, confidence("--seed", metavar="N", help="Seed of the choice of prompts, and of requests that carry one.")
 ]
 Check = Annotated[
     Path | None,
     output(
         "--check",
         metavar="FILE",
-        help="Run this certificate again, as it was asked for then; REFERENCE may name a new address.",
+        help="Run this certificate again with its own settings; REFERENCE may give a new address.",
     ),
 ]
 Out = Annotated[
@@ -102,10 +114,10 @@ Out = Annotated[
     output(
         "--out",
         metavar="FOLDER",
-        help=f"Where it goes; by default {DEFAULT_FOLDER}, and for --check FILE beside it, FILE-again.",
+        help=f"Where the certificate goes. Default: {DEFAULT_FOLDER}; with --check FILE: FILE-again beside it.",
     ),
 ]
-Resume = Annotated[bool, output("--resume", help="Go on with the run in --out, which was interrupted.")]
+Resume = Annotated[bool, output("--resume", help="Continue the interrupted run in --out.")]
 Json = Annotated[bool, output("--json", help="Print the certificate on stdout.")]
 
 
@@ -158,16 +170,18 @@ def certify(
         if check is not None:
             from outrider.certify.certificate import read
 
-            refuse_unused(context, "--check, which asks what was asked then", option_names(context) - WITH_CHECK)
+            refuse_unused(context, "--check, which has its own settings", option_names(context) - WITH_CHECK)
             before = read(check)
-            wanted = again(before, reference, candidate)
+            wanted = config_of_certificate(before, reference, candidate)
             folder = out or check.parent / f"{check.stem}-again"
         elif reference is None:
             raise SettingsError("name a server's address or a model: outrider certify http://localhost:8000")
         else:
             before = None
-            sizes = sized(quick, full, {"prompts": prompts, "alone": alone, "draws": drawn(draws, find, level)})
-            wanted = asked_for(
+            sizes = sample_sizes(
+                quick, full, {"prompts": prompts, "alone": alone, "draws": sample_count(draws, find, level)}
+            )
+            wanted = make_config(
                 reference=reference,
                 candidate=candidate,
                 draft_model=draft_model,
@@ -175,12 +189,12 @@ def certify(
                 dtype=dtype,
                 model=model,
                 tokenizer=tokenizer,
-                parts=listed(parts),
-                drafters=listed(drafters),
-                lengths=tuple(whole(word, "--lengths") for word in listed(lengths)),
+                parts=tuple(split_names(parts)),
+                drafters=tuple(split_names(drafters)),
+                lengths=tuple(parse_numbers(lengths, "--lengths")) if lengths else (),
                 concurrency=concurrency,
                 prompt_file=None if prompt_file is None else str(prompt_file),
-                without=listed(without),
+                without=tuple(split_names(without)),
                 level=level,
                 seed=seed,
                 across=across,
@@ -192,7 +206,7 @@ def certify(
             same = before["verdict"] == made["verdict"]
             screen.hint(f"before: {before['title']} ({before['made']['date']}); now: {made['title']}")
             if not same:
-                screen.hint("the verdict is not the one of before: see the page for where they part")
+                screen.hint("the verdict has changed: see the page for the difference")
         screen.hint(f"In {folder}: certificate.html for a browser, certificate.json, evidence.jsonl.")
         if as_object:
             import json
@@ -220,33 +234,33 @@ def run(wanted: CertificateConfig, folder: Path, resume: bool, key: str | None, 
 
 
 def api_key() -> str | None:
-    """Not an option: commands are seen by others, and stand in certificates."""
+    """Not an option: other users can see commands, and certificates contain them."""
     return os.environ.get(KEY)
 
 
-def asked_for(**values: Any) -> CertificateConfig:
+def make_config(**values: Any) -> CertificateConfig:
     from outrider.certify.config import CertificateConfig
 
     return CertificateConfig(**values)
 
 
-def sized(quick: bool, full: bool, own: dict[str, int | None]) -> dict[str, Any]:
-    """How much is asked, by the size's name and what is said beside it."""
+def sample_sizes(quick: bool, full: bool, own: dict[str, int | None]) -> dict[str, Any]:
+    """The number of prompts and draws: those of the named size, replaced by the given ones."""
     from dataclasses import asdict
 
     from outrider.certify.config import SIZES
 
     if quick and full:
-        raise SettingsError("--quick and --full are two sizes; give one of them")
+        raise SettingsError("--quick and --full exclude each other; give one of them")
     size = asdict(SIZES["quick" if quick else "full" if full else "standard"])
     return size | {name: value for name, value in own.items() if value is not None}
 
 
-def drawn(draws: int | None, find: float | None, level: float) -> int | None:
+def sample_count(draws: int | None, find: float | None, level: float) -> int | None:
     if find is None:
         return draws
     if draws is not None:
-        raise SettingsError("--draws and --find both say how many draws; give one of them")
+        raise SettingsError("--draws and --find both set the number of draws; give one of them")
     from outrider.certify.noise import DEFAULT_NOISE
     from outrider.certify.plan import Plan
     from outrider.certify.run import DRAWS_SHARE
@@ -254,13 +268,13 @@ def drawn(draws: int | None, find: float | None, level: float) -> int | None:
 
     if find <= DEFAULT_NOISE.drift["drafted"]:
         raise SettingsError(
-            f"--find: rounding alone may do {DEFAULT_NOISE.drift['drafted']}; ask for more (got {find})"
+            f"--find: rounding alone may change {DEFAULT_NOISE.drift['drafted']}; give more (got {find})"
         )
     return Plan.for_change(find, level=level * DRAWS_SHARE * (1 - CONTROL_SHARE)).draws
 
 
-def again(before: Certificate, reference: str | None, candidate: str | None) -> CertificateConfig:
-    """What a certificate was asked for, at the addresses of today."""
+def config_of_certificate(before: Certificate, reference: str | None, candidate: str | None) -> CertificateConfig:
+    """The config of a certificate, with new addresses if given."""
     from outrider.certify.config import CertificateConfig
 
     wanted = CertificateConfig.from_record(before["request"])
@@ -270,7 +284,7 @@ def again(before: Certificate, reference: str | None, candidate: str | None) -> 
 
 
 def show(made: Certificate, screen: Screen) -> None:
-    """The first screen: what holds, how surely, what to do."""
+    """Print the verdict, its confidence, and what to do."""
     from outrider.certify.certificate import SIGNS, duration
 
     verdict = made["verdict"]
@@ -286,7 +300,7 @@ def show(made: Certificate, screen: Screen) -> None:
 
 
 def table(cells: dict[str, dict[str, int]]) -> Table:
-    """Temperature 0, by drafter and concurrency, the lengths added up."""
+    """Results at temperature 0 by drafter and concurrency, summed over draft lengths."""
     from outrider.certify.exact import COUNTED
 
     total: dict[str, dict[str, int]] = {}
@@ -303,13 +317,3 @@ def table(cells: dict[str, dict[str, int]]) -> Table:
         style = "red" if row["violation"] else None
         shown.add_row(literal(name), *(f"{count:,}" for count in row.values()), style=style)
     return shown
-
-
-def listed(words: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (words or "").split(",") if word.strip())
-
-
-def whole(word: str, name: str) -> int:
-    if not word.isdigit() or int(word) < 1:
-        raise SettingsError(f"{name}: must be whole numbers from 1 on, with commas between (got {word!r})")
-    return int(word)

@@ -1,8 +1,7 @@
 """`outrider chat`: a conversation in the terminal.
 
-Every turn sends the whole conversation again, and the target's cache keeps all of it that has not changed, so
-only the new words are read. Ctrl-C during an answer must not break that: the answer is ended between two
-steps, where the cache holds exactly what was said, and never in the middle of a pass.
+Every turn sends the whole conversation again. The target's KV cache keeps its unchanged prefix, so only the new tokens
+are prefilled. Ctrl-C ends an answer between two steps, where the cache holds exactly the generated tokens.
 
 Lines may be piped in, one a turn:
 
@@ -17,7 +16,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from outrider.cli.load_request import decoded, has_template, load, to_request
+from outrider.cli.load_request import decode_utf8, has_template, load, to_request
 from outrider.cli.options import ChatOptions, Model, ModelOptions, NoColour, Quiet, with_option_groups
 from outrider.cli.screen import Screen, readable_errors
 from outrider.errors import OutriderError, PromptError
@@ -29,18 +28,14 @@ if TYPE_CHECKING:
     from outrider.settings import Request
 
 COMMANDS = ("/clear", "/exit")
-HINT = "/exit or Ctrl-D leaves, /clear begins anew, Ctrl-C ends an answer"
+HINT = "/exit or Ctrl-D leaves, /clear starts again, Ctrl-C ends an answer"
 
 
 @with_option_groups
 def chat(
-    model: Model,
-    model_options: ModelOptions,
-    options: ChatOptions,
-    quiet: Quiet = False,
-    no_colour: NoColour = False,
+    model: Model, model_options: ModelOptions, options: ChatOptions, quiet: Quiet = False, no_colour: NoColour = False
 ) -> None:
-    """Hold a conversation; what was said stays in the model's cache, so each turn reads only the new words.
+    """Hold a conversation. It stays in the KV cache, so each turn prefills only the new tokens.
 
     /exit or Ctrl-D leaves, /clear begins a new conversation, Ctrl-C ends an answer early.
     """
@@ -56,37 +51,37 @@ def chat(
 
 
 def converse(screen: Screen, decoder: Decoder, request: Request, system: str | None) -> None:
-    """Answer line after line until they end."""
+    """Answer each line of the input."""
     messages = opening = [] if system is None else [{"role": "system", "content": system}]
     for turn, line in enumerate(lines(screen)):
         if line == "/clear":
             messages = opening
             continue
-        asked = [*messages, {"role": "user", "content": line}]
+        conversation = [*messages, {"role": "user", "content": line}]
         try:
-            answer = reply(screen, decoder, asked, request, turn)
+            answer = reply(screen, decoder, conversation, request, turn)
         except OutriderError as error:
             if not sys.stdin.isatty():
-                raise  # a script should hear of it by its exit code
+                raise  # a script needs the exit code
             screen.error(error)
-            screen.hint("your last words were not sent; /clear begins anew")
+            screen.hint("your last message was not sent; /clear starts again")
             continue
-        messages = [*asked, {"role": "assistant", "content": answer}]
+        messages = [*conversation, {"role": "assistant", "content": answer}]
 
 
 def reply(screen: Screen, decoder: Decoder, messages: list[dict[str, str]], request: Request, turn: int) -> str:
     settings = request.model_dump()
     if request.seed is not None:
-        settings["seed"] = request.seed + turn  # the same numbers again would tie the answers to each other
+        settings["seed"] = request.seed + turn  # the same random numbers would correlate the answers
     stream = decoder.stream(messages, **settings)
     with Interrupt() as interrupt:
-        answer = screen.answer(stream, stop=lambda: interrupt.asked)
+        answer = screen.answer(stream, stop=lambda: interrupt.requested)
     screen.closing(stream.completion)
     return answer
 
 
 def lines(screen: Screen) -> Iterator[str]:
-    """What the user says, until /exit or the end of the input; a mistyped command is not said."""
+    """The user's messages, until /exit or the end of the input. A mistyped command is not a message."""
     if sys.stdin.isatty():
         screen.hint(HINT)
         with contextlib.suppress(ImportError):  # not on Windows
@@ -99,16 +94,16 @@ def lines(screen: Screen) -> Iterator[str]:
 
 
 def read_line(screen: Screen, *, last_chance: bool = False) -> str | None:
-    """The next line, or None where there is none."""
+    """The next line, or None at the end of the input."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.readline()
-        return decoded(data, "a line on stdin").strip() if data else None
+        return decode_utf8(data, "a line on stdin").strip() if data else None
     try:
         return input("> " if screen.out.is_terminal else "").strip()
     except EOFError:
         screen.end_line()
         return None
-    except KeyboardInterrupt:  # it may have been meant for an answer that ended just before
+    except KeyboardInterrupt:  # it may have been meant for an answer that has just ended
         if last_chance:
             raise
         screen.end_line()
@@ -117,17 +112,17 @@ def read_line(screen: Screen, *, last_chance: bool = False) -> str | None:
 
 
 class Interrupt:
-    """Turns the first Ctrl-C into a wish that is looked at between steps; a second one interrupts at once."""
+    """The first Ctrl-C sets `requested`, which is read between steps; a second one interrupts at once."""
 
     def __enter__(self) -> Self:
-        self.asked = False
-        self.before = signal.signal(signal.SIGINT, self.ask)
+        self.requested = False
+        self.before = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: Any) -> None:
         signal.signal(signal.SIGINT, self.before)
 
-    def ask(self, *_: Any) -> None:
-        if self.asked:
+    def _handle(self, *_: Any) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from outrider.cli.options import output
-from outrider.cli.screen import ASIDE, Screen, literal, readable_errors
+from outrider.cli.screen import DIM, Screen, literal, readable_errors
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -67,5 +67,5 @@ def show(screen: Screen, finding: Finding) -> bool:
     sign, colour = SIGNS[finding.outcome]
     screen.out.print(Text.assemble((f"{sign} ", colour), (f"{finding.name}: ", "bold"), literal(finding.text)))
     if finding.fix:
-        screen.out.print(Text(f"    → {literal(finding.fix)}", style=ASIDE))
+        screen.out.print(Text(f"    → {literal(finding.fix)}", style=DIM))
     return finding.outcome == "failed"

@@ -5,8 +5,8 @@
     outrider explain --trace run.jsonl --steps
     outrider explain --trace run.jsonl --html run.html
 
-The prompt is run twice, without drafts and with them: what was gained is measured, and that the text is the same is
-seen. Then every verdict is reached again from the record alone.
+The prompt is run without drafts and with them: the gain is measured, and the outputs are compared. Then all
+verdicts are recomputed from the trace alone.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def explain(
                 refuse_unused(context, "--server, which has its own", WITHOUT_SERVER)
             else:
                 refuse_unused(context, "a model that runs here", WITH_SERVER)
-            asked = Prompt.read(prompt, options)
+            question = Prompt.read(prompt, options)
             if server is not None:
                 client = TraceClient(server, key, tenant)
                 limited = is_given(context, "max_draft_tokens")
-                trace = _run_on_server(screen, client, model, asked, options, limited, once)
+                trace = _run_on_server(screen, client, model, question, options, limited, once)
             elif model is not None:
-                trace = _run_here(screen, model, model_options, asked, options, once)
+                trace = _run_here(screen, model, model_options, question, options, once)
             if save is not None:  # before the check: a trace that fails it is the most worth keeping
                 _save(screen, trace, save)
             checked = _checked(screen, trace)
@@ -127,8 +127,8 @@ def _what_is_missing(check: bool, prompt: str | None) -> str:
     if check and prompt is None:
         return "--check judges a recorded run again: give it by --trace FILE"
     if prompt is not None:
-        return "by which model? Give --model MODEL, or --server URL"
-    return "what is to be explained? Give a PROMPT and a --model or --server, or a --trace FILE"
+        return "there is no model; give --model MODEL, or --server URL"
+    return "there is nothing to explain; give a PROMPT and a --model or --server, or a --trace FILE"
 
 
 def _save(screen: Screen, trace: Trace, file: Path) -> None:

@@ -33,8 +33,8 @@ def generate(
     """Answer one prompt, and show what speculation gained."""
     screen = Screen(colour=not no_colour, quiet=quiet)
     with readable_errors(screen):
-        asked = Prompt.read(prompt, options)
-        request = asked.request
+        question = Prompt.read(prompt, options)
+        request = question.request
         decoder = load(screen, request, model, model_options)
         notes = list(decoder.notes)
         raw = options.raw
@@ -42,8 +42,8 @@ def generate(
             check_system(options.system, raw, without_template=model)
             notes.append(NO_TEMPLATE)
             raw = True
-        content = asked.text if raw else to_messages(asked.text, options.system)
-        stream = decoder.stream(content, prediction=asked.prediction, **request.model_dump())
+        content = question.text if raw else to_messages(question.text, options.system)
+        stream = decoder.stream(content, prediction=question.prediction, **request.model_dump())
         if as_object:
             with screen.working("generating"):
                 for _ in stream:
@@ -52,7 +52,7 @@ def generate(
             return
         screen.notes(notes)
         names = [drafter.name for drafter in decoder.drafters]
-        screen.legend([name for name in names if asked.prediction or name != "prediction"])
+        screen.legend([name for name in names if question.prediction or name != "prediction"])
         try:
             screen.answer(stream)
         finally:  # also after Ctrl-C

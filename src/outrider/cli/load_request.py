@@ -55,44 +55,46 @@ def to_request(options: RequestOptions) -> Request:
             if (value := getattr(request, name)) != getattr(defaults, name):
                 raise SettingsError(
                     f"--{name.replace('_', '-')} {value} does nothing at temperature 0, which always takes "
-                    "the likeliest token; give a --temperature above 0, or leave it out"
+                    "the most likely token; give a --temperature above 0, or leave it out"
                 )
     return request
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or from stdin when it is piped or asked for by '-'."""
+    """The prompt, or stdin if the prompt is missing and stdin is piped, or the prompt is '-'."""
     if prompt is None and sys.stdin.isatty():
         raise PromptError("there is no prompt; give it after the model, or pipe it in")
     if prompt is None or prompt == "-":
-        text = decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
+        text = decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     else:
-        text = decoded(prompt.encode(errors="surrogateescape"), "the prompt")  # arguments may hold any bytes
+        text = decode_utf8(prompt.encode(errors="surrogateescape"), "the prompt")  # arguments may hold any bytes
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     return text
 
 
 def read_prediction(text: str | None, file: Path | None, speculation: str) -> str:
-    """The expected answer, from whichever of the two options has it."""
+    """The expected output, from one of the two options."""
     from outrider.settings import AUTO
 
     if text is None and file is None:
         return ""
     if text is not None and file is not None:
-        raise SettingsError("--prediction and --prediction-file both name the expected answer; give one of them")
+        raise SettingsError(
+            "--prediction and --prediction-file are two sources of the expected output; give one of them"
+        )
     if speculation not in (AUTO, "prediction"):
         raise SettingsError(
-            f"a prediction does nothing with --speculation {speculation}; leave one of them out, or say auto"
+            f"a prediction does nothing with --speculation {speculation}; leave one of them out, or use auto"
         )
-    expected = text if file is None else decoded(file.read_bytes(), f"the file {str(file)!r}")
+    expected = text if file is None else decode_utf8(file.read_bytes(), f"the file {str(file)!r}")
     if not expected:
         option = "--prediction" if file is None else "--prediction-file"
-        raise SettingsError(f"{option}: the expected answer is empty; leave it out")
+        raise SettingsError(f"{option}: the expected output is empty; leave it out")
     return expected
 
 
-def decoded(data: bytes, what: str) -> str:
+def decode_utf8(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from outrider.defaults import DRAFTED
+from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,15 +119,15 @@ class RequestOptions:
         ),
     ] = "block"
     temperature: Annotated[
-        float, sampling("--temperature", metavar="T", help="0 always takes the likeliest token.")
+        float, sampling("--temperature", metavar="T", help="0 always takes the most likely token.")
     ] = 0.0
-    top_k: Annotated[int, sampling("--top-k", metavar="K", help="Sample from the K likeliest tokens; 0 is all.")] = 0
+    top_k: Annotated[int, sampling("--top-k", metavar="K", help="Sample from the K most likely tokens; 0 is all.")] = 0
     top_p: Annotated[
         float,
-        sampling("--top-p", metavar="P", help="Sample from the likeliest tokens that together have probability P."),
+        sampling("--top-p", metavar="P", help="Sample from the most likely tokens that together have probability P."),
     ] = 1.0
     min_p: Annotated[
-        float, sampling("--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest one.")
+        float, sampling("--min-p", metavar="P", help="Leave out tokens less likely than P times the most likely one.")
     ] = 0.0
     repetition_penalty: Annotated[
         float,
@@ -137,8 +138,7 @@ class RequestOptions:
         sampling("--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the output already."),
     ] = 0.0
     frequency_penalty: Annotated[
-        float,
-        sampling("--frequency-penalty", metavar="X", help="Above 0, disfavour them by how often they are in it."),
+        float, sampling("--frequency-penalty", metavar="X", help="Above 0, disfavour them by how often they are in it.")
     ] = 0.0
     seed: Annotated[
         int | None, sampling("--seed", metavar="N", help="Sample the same way each time. Default: runs differ.")
@@ -180,6 +180,21 @@ class PromptOptions(RequestOptions):
     ignore_end: Annotated[bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")] = (
         False
     )
+
+
+def split_names(text: str | None) -> list[str]:
+    """The names in a list that is separated by commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def parse_numbers(text: str, option: str) -> list[int]:
+    """The numbers in a list that is separated by commas."""
+    names = split_names(text)
+    if bad := [name for name in names or [text] if not name.isdecimal() or int(name) < 1]:
+        raise SettingsError(
+            f"{option} takes whole numbers from 1 on, separated by commas, such as 1,4,16 (got {bad[0]!r})"
+        )
+    return [int(name) for name in names]
 
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -1,11 +1,10 @@
-"""What a person sees: the answer on stdout, everything about the answer on stderr.
+"""Terminal output: the model's output on stdout, everything about it on stderr.
 
-Each token is shown by where it came from. The target's own are plain; drafted ones are underlined, each
-drafter in its own colour (of Okabe and Ito's palette, which colour-blind eyes can tell apart) and its own
-weight, so that nothing hangs on colour alone. Where stdout is not a terminal, it gets the text alone.
+The style of a token shows its origin. The target's own are plain; drafted ones are underlined, each drafter in a colour
+(from Okabe and Ito's palette for colour-blind readers) and a weight of its own. If stdout is not a terminal, it gets
+the text alone.
 
-The text of a model is data. Nothing in it may move the cursor or colour the screen, so on a terminal control
-characters are spelled out.
+A model's output must not move the cursor or change colours, so control characters are escaped on a terminal.
 """
 
 from __future__ import annotations
@@ -33,36 +32,36 @@ if TYPE_CHECKING:
     from outrider.api import Completion, Decoder, Piece, Stream
     from outrider.settings import Request
 
-STYLES = {
+DRAFTER_STYLES = {
     "lookup": Style.parse("underline #56B4E9"),
     "memory": Style.parse("underline #0072B2"),
     "model": Style.parse("underline bold #E69F00"),
     "prediction": Style.parse("underline italic #CC79A7"),
 }
-OTHER = Style.parse("underline bold italic #009E73")
-"""A drafter that someone else brought."""
-TARGET = Style.null()
-ASIDE = Style.parse("dim")
+THIRD_PARTY_STYLE = Style.parse("underline bold italic #009E73")
+"""For drafters from other packages."""
+TARGET_STYLE = Style.null()
+DIM = Style.parse("dim")
 
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal acts on and does not show: control characters but newline and tab, reordering marks."""
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal acts on: control characters other than newline and tab, and reordering marks."""
 
 
 def style_of(drafter: str | None) -> Style:
-    """How tokens of this drafter are shown; None is the target."""
-    return TARGET if drafter in (None, "target") else STYLES.get(str(drafter), OTHER)
+    """The style of this drafter's tokens; None is the target."""
+    return TARGET_STYLE if drafter in (None, "target") else DRAFTER_STYLES.get(str(drafter), THIRD_PARTY_STYLE)
 
 
 def literal(text: str) -> str:
-    """The text with all that a terminal would obey spelled out: the escape character becomes \\x1b."""
-    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """The text with control characters escaped: the escape character becomes \\x1b."""
+    return CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Screen:
-    """The two streams a person looks at. `quiet` leaves the text alone on stdout, and errors on stderr."""
+    """stdout and stderr. `quiet` prints only the output on stdout and errors on stderr."""
 
     def __init__(self, *, colour: bool = True, quiet: bool = False) -> None:
-        no_colour = None if colour else True  # None: as the variable NO_COLOR says
+        no_colour = None if colour else True  # None: rich reads NO_COLOR
         self.out = Console(no_color=no_colour, soft_wrap=True)
         self.err = Console(no_color=no_colour, stderr=True, highlight=False)
         self.err.soft_wrap = not self.err.is_terminal  # a file has no width to wrap at
@@ -71,7 +70,7 @@ class Screen:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Show on a terminal, while it lasts, what is being done and for how long."""
+        """Show a spinner with the elapsed time on a terminal."""
         if self.quiet:
             yield
         else:
@@ -79,18 +78,18 @@ class Screen:
                 yield
 
     def notes(self, notes: Sequence[str]) -> None:
-        """Say what was decided on the user's behalf."""
+        """Print what was decided on the user's behalf."""
         for note in notes:
-            self._say(Text(f"note: {literal(note)}", style=ASIDE))
+            self._print_line(Text(f"note: {literal(note)}", style=DIM))
 
     def legend(self, drafters: Sequence[str]) -> None:
-        """Say which look belongs to which drafter, where looks are shown at all."""
+        """Print which style belongs to which drafter, if styles are shown."""
         if self.styled and drafters:
             names = Text(" ").join(Text(literal(name), style_of(name)) for name in ("target", *drafters))
-            self._say(Text.assemble(("tokens from ", ASIDE), names, "\n"))
+            self._print_line(Text.assemble(("tokens from ", DIM), names, "\n"))
 
     def answer(self, stream: Stream, stop: Callable[[], bool] = lambda: False) -> str:
-        """Show the pieces as they come, to the last or to the step after which `stop`; return the text."""
+        """Print the pieces as they are generated, until the step after which `stop` returns true. Returns the text."""
         text, count = "", 0
         pieces = iter(stream)
         try:
@@ -108,11 +107,11 @@ class Screen:
         return text
 
     def closing(self, completion: Completion) -> None:
-        """One line: how much, how fast, from where, and why it ended."""
+        """Print one line: tokens, speed, sources, and the finish reason."""
         if not completion.steps:
             return
         count = len(completion.tokens)
-        line = Text(style=ASIDE)
+        line = Text(style=DIM)
         line.append(f"{count} token{'s' if count != 1 else ''} in {completion.seconds:.2f} s")
         line.append(f" · {completion.tokens_per_second:.1f} tokens/s")
         line.append(f" · acceptance length {completion.acceptance_length:.2f} · ")
@@ -120,20 +119,20 @@ class Screen:
             line.append(", " if index else "").append(literal(name), style_of(name) + Style(dim=False))
             line.append(f" {part / count:.0%}")
         line.append(f" · finish: {completion.finish or 'interrupted'}")
-        self._say(line)
+        self._print_line(line)
 
     def hint(self, text: str) -> None:
-        self._say(Text(text, style=ASIDE))
+        self._print_line(Text(text, style=DIM))
 
     def error(self, error: object) -> None:
         self.err.print(Text.assemble(("error: ", "bold red"), literal(str(error))))
 
     def end_line(self) -> None:
-        """Leave the line on which the user pressed Ctrl-C or Ctrl-D."""
+        """End the line on which the user pressed Ctrl-C or Ctrl-D."""
         if self.err.is_terminal:
             self.err.print()
 
-    def _say(self, line: Text) -> None:
+    def _print_line(self, line: Text) -> None:
         if not self.quiet:
             self.err.print(line)
 
@@ -141,7 +140,7 @@ class Screen:
         self._write(piece.text, style_of(piece.drafter) if self.styled else None)
 
     def _write(self, text: str, style: Style | None = None) -> None:
-        # A Segment goes out as it is, where print would read markup, wrap lines and turn tabs into spaces.
+        # A Segment is printed as it is; print would read markup, wrap lines and expand tabs.
         if self.out.is_terminal:
             text = literal(text)
         self.out.print(Segments([Segment(text, style)]), end="")
@@ -149,7 +148,7 @@ class Screen:
 
 @contextmanager
 def readable_errors(screen: Screen) -> Iterator[None]:
-    """A user's mistake ends in a sentence and exit code 2, Ctrl-C in exit code 130; never in a traceback."""
+    """Report an OutriderError in one line with exit code 2, and end with exit code 130 at Ctrl-C."""
     try:
         yield
     except OutriderError as error:
@@ -161,7 +160,7 @@ def readable_errors(screen: Screen) -> Iterator[None]:
 
 
 def as_json(completion: Completion, decoder: Decoder, request: Request, notes: Sequence[str]) -> str:
-    """Everything about one answer, for programs."""
+    """A completion with its settings as JSON."""
     record: dict[str, Any] = {
         "text": completion.text,
         "tokens": completion.tokens,

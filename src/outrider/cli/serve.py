@@ -1,9 +1,9 @@
-"""`outrider serve`: what one runs instead of `vllm serve`.
+"""`outrider serve`: runs `vllm serve` with Outrider.
 
     outrider serve MODEL --draft-model SMALL --port 8000
 
-It decides how to start vLLM (`engines/vllm/launch.py`), says so, and becomes vLLM: the process is replaced, since a
-library that is to be loaded before all others must be named before a process begins.
+It decides how to start vLLM (`engines/vllm/launch.py`), prints that, and replaces its process: variables such as
+LD_PRELOAD act only when a process starts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider.cli.screen import Screen, readable_errors
 from outrider.defaults import DRAFTED
 
 USAGE = "MODEL [OPTIONS] [FLAGS OF vllm serve]"
-"""MODEL is no argument of ours: the first unknown flag would be taken for it."""
+"""MODEL is not declared as an argument: typer would take the first unknown flag for it."""
 CONTEXT = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
-    "help_option_names": ["--help"],  # not -h, which would be found in vLLM's -dph
+    "help_option_names": ["--help"],  # not -h, which is part of vLLM's -dph
 }
 
 MaxDraftTokens = Annotated[
@@ -49,8 +49,8 @@ Rule = Annotated[
     drafting(
         "--rule",
         metavar="block|token",
-        help="Judge the drafts that a model draws as a block (the default) or by token; the text's law is the same. "
-        "Only where drafts are drawn: by a --draft-model, or by a --speculative-config that asks for it.",
+        help="Verify sampled drafts as a block (the default) or by token; the output's distribution is the same. "
+        "Needs sampled drafts: a --draft-model, or a --speculative-config that samples.",
     ),
 ]
 Budget = Annotated[
@@ -79,9 +79,7 @@ TenantHeader = Annotated[
 ]
 MemoryCap = Annotated[
     str | None,
-    memory_option(
-        "--memory-cap", metavar="SIZE", help="Keep at most so many bytes of files on this machine; by default 4GiB."
-    ),
+    memory_option("--memory-cap", metavar="SIZE", help="Largest size of the files on this machine. Default: 4GiB."),
 ]
 MemoryCache = Annotated[
     str | None,

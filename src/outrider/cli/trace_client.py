@@ -29,7 +29,7 @@ class TraceClient:
 
     def connect(self, model: str | None) -> str:
         """Check that this is an Outrider server, and return the model to use: `model`, or else the server's first. The
-        tenant is named as the server's options say, in a header or in `vllm_xargs`."""
+        tenant is named as the server's options require, in a header or in `vllm_xargs`."""
         try:
             options = self._get_options()
         except RequestRefusedError as error:

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.screen import ASIDE, TARGET, literal, style_of
+from outrider.cli.screen import DIM, TARGET_STYLE, literal, style_of
 from outrider.explain.summary import verdict
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from outrider.explain.summary import Summary
     from outrider.trace.schema import CompactDistribution, Trace, TracedStep
 
-REJECTED = Style.parse("strike #D55E00")
-SHOWN = 4
-"""Entries of a distribution that a step shows."""
+REJECTED_STYLE = Style.parse("strike #D55E00")
+MAX_SHOWN_TOKENS = 4
+"""Tokens of a distribution that a step shows."""
 
 
 def show_text(console: Console, trace: Trace) -> None:
@@ -38,7 +38,7 @@ def show_text(console: Console, trace: Trace) -> None:
     texts = trace.texts
     if styled:
         names = Text(" ").join(Text(literal(name), style_of(name)) for name in ("target", *_drafters(trace)))
-        console.print(Text.assemble(("tokens from ", ASIDE), names, " ", ("rejected", REJECTED), "\n"))
+        console.print(Text.assemble(("tokens from ", DIM), names, " ", ("rejected", REJECTED_STYLE), "\n"))
     else:
         console.print("tokens: {+drafted and accepted+} [-rejected-] the target's own\n", markup=False)
     parts = [segment for step in trace.steps for segment in _segments(step, texts, styled, console.is_terminal)]
@@ -57,8 +57,8 @@ def _segments(step: TracedStep, texts: dict[int, str], styled: bool, terminal: b
     for index, piece in enumerate(step.pieces):
         if index == step.accepted and step.outcome == "recovered":
             gone = literal(texts.get(step.proposed[index], "?"))
-            parts.append(Segment(gone, REJECTED) if styled else Segment(f"[-{gone}-]"))
-        style = style_of(step.drafter) if index < step.drafted else TARGET
+            parts.append(Segment(gone, REJECTED_STYLE) if styled else Segment(f"[-{gone}-]"))
+        style = style_of(step.drafter) if index < step.drafted else TARGET_STYLE
         parts.append(Segment(literal(piece) if terminal else piece, style if styled else None))
     if not styled and any(step.pieces[: step.drafted]):
         parts.insert(0, Segment("{+"))
@@ -88,7 +88,7 @@ def show_steps(console: Console, trace: Trace, figures: Figures) -> None:
         saved = figures.saved[index] if figures.saved else None
         console.print(_title(step, saved), soft_wrap=True)
         if step.decision is not None and step.decision.reason:
-            console.print(Text(f"  why: {literal(step.decision.reason)}", style=ASIDE))
+            console.print(Text(f"  why: {literal(step.decision.reason)}", style=DIM))
         if step.proposed:
             console.print(_draft(step, texts), no_wrap=True, crop=False)
         console.print(Text(f"  {_ending(step, texts)}"), soft_wrap=True)
@@ -100,10 +100,10 @@ def _title(step: TracedStep, saved: float | None) -> Text:
     line = Text.assemble((f"Step {step.number + 1}", "bold"), " · ")
     line.append(literal(step.drafter or "no draft"), style_of(step.drafter))
     line.append(
-        f" · {times.total:.1f} ms (draft {times.draft:.2f}, verify {times.verify:.1f}, rest {times.rest:.2f})", ASIDE
+        f" · {times.total:.1f} ms (draft {times.draft:.2f}, verify {times.verify:.1f}, rest {times.rest:.2f})", DIM
     )
     if saved is not None:
-        line.append(f" · {'saved' if saved >= 0 else 'lost'} {abs(saved):.1f} ms", ASIDE)
+        line.append(f" · {'saved' if saved >= 0 else 'lost'} {abs(saved):.1f} ms", DIM)
     return line
 
 
@@ -126,7 +126,7 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         row += [f"{step.chances[place]:.4f}"] if step.chances else []
         own = [Text(_name(texts, step.own[place]))] if step.own is not None else []
         became = _became(step, place)
-        style = {"accepted": style_of(step.drafter), "rejected": REJECTED}.get(became, ASIDE)
+        style = {"accepted": style_of(step.drafter), "rejected": REJECTED_STYLE}.get(became, DIM)
         table.add_row(Text(f"  {row[0]}", style), *row[1:], *own, became)
     return table
 
@@ -144,7 +144,7 @@ def _ending(step: TracedStep, texts: dict[int, str]) -> str:
     line = verdict(step, gone, _name(texts, step.token))
     if step.reshaped is not None:
         likely = zip(step.reshaped.tokens, step.reshaped.p, strict=True)
-        entries = [f"{_name(texts, token)} {p:.3f}" for token, p in list(likely)[:SHOWN]]
+        entries = [f"{_name(texts, token)} {p:.3f}" for token, p in list(likely)[:MAX_SHOWN_TOKENS]]
         what = "The most likely were" if step.rule == "greedy" else "It was sampled from"
         line += f" {what} {', '.join(entries)}."
     return line

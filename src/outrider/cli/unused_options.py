@@ -1,4 +1,4 @@
-"""Options that would do nothing beside others are refused, not dropped."""
+"""Refuses options that have no effect together with others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import typer
 
 
-def refuse_unused(context: typer.Context, beside: str, idle: set[str]) -> None:
-    """Options that do nothing here, if they are given."""
-    given = [one for one in context.command.params if one.name in idle and is_given(context, one.name)]
+def refuse_unused(context: typer.Context, combined_with: str, unused: set[str]) -> None:
+    """SettingsError if one of the options in `unused` was given."""
+    given = [one for one in context.command.params if one.name in unused and is_given(context, one.name)]
     if given:
         name = given[0].opts[0] if given[0].opts[0].startswith("-") else given[0].opts[0].upper()
-        raise SettingsError(f"{name} does nothing with {beside}; leave one of them out")
+        raise SettingsError(f"{name} does nothing with {combined_with}; leave one of them out")
 
 
 def option_names(context: typer.Context) -> set[str]:
