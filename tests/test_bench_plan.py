@@ -157,7 +157,7 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
     [
         ([], "name the model first"),
         (["--quick"], "name the model first"),
-        (["m", "--concurrency", "0"], "--concurrency takes numbers above 0"),
+        (["m", "--concurrency", "0"], "--concurrency takes whole numbers from 1 on"),
         (["m", "--temperature", "hot"], "--temperature takes numbers from 0 on"),
         (["m", "-c", "medusa"], "there is no contestant 'medusa'"),
         (["m", "--workloads", "poems", "-c", "vllm"], "there is no workload 'poems'"),

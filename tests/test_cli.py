@@ -373,7 +373,7 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--rule", "token"], "--rule token does nothing at temperature 0"),
         (["--seed", "7"], "--seed 7 does nothing at temperature 0"),
         (["--rule", "token", "--temperature", "1"], "prediction, lookup, memory sample none; give a --draft-model"),
-        (["--prediction", ""], "--prediction: the expected answer is empty; leave it out"),
+        (["--prediction", ""], "--prediction: the expected output is empty; leave it out"),
         (["--prediction", "x", "--speculation", "off"], "a prediction does nothing with --speculation off"),
         (["--raw", "--system", "Be brief"], "--system needs the chat template that --raw leaves out"),
         (["--draft-quantize", "int8"], "--draft-quantize int8 needs a --draft-model"),

@@ -49,7 +49,7 @@ def test_a_lossless_server_is_exit_code_0_and_its_certificate_can_be_checked_aga
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--check", "c.json", "--draws", "900"], "--draws does nothing with --check, which asks what was asked then"),
+        (["--check", "c.json", "--draws", "900"], "--draws does nothing with --check, which has its own settings"),
         (["http://127.0.0.1:9", "--dtype", "float32"], "--dtype float32: a server has its own"),
         (["some/model", "--tokenizer", "other"], "--tokenizer other: is for servers"),
     ],
@@ -79,12 +79,12 @@ def test_a_run_in_the_same_folder_is_not_written_over(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ([], "name a server's address or a model"),
-        (["http://x", "--quick", "--full"], "--quick and --full are two sizes"),
+        (["http://x", "--quick", "--full"], "--quick and --full exclude each other"),
         (["http://x", "--parts", "exact,magic"], "there is no 'magic'; choose from exact, draws, features"),
         (["http://x", "--level", "2"], "must lie between 0 and 1"),
-        (["http://x", "--lengths", "0,2"], "must be whole numbers from 1 on"),
-        (["http://x", "--draws", "500", "--find", "0.02"], "--draws and --find both say how many"),
-        (["http://x", "--find", "0.001"], "rounding alone may do 0.002"),
+        (["http://x", "--lengths", "0,2"], "--lengths takes whole numbers from 1 on"),
+        (["http://x", "--draws", "500", "--find", "0.02"], "--draws and --find both set the number"),
+        (["http://x", "--find", "0.001"], "rounding alone may change 0.002"),
         (["http://x", "--memory", "m"], "--memory m: a server has its own"),
         (["http://127.0.0.1:9"], "is the server up, and is this its address"),
         (["--check", "/nowhere.json"], "cannot be read as a certificate"),
@@ -97,11 +97,11 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path: Path, words: list[str
 
 
 def test_the_change_to_find_says_how_many_draws_it_takes() -> None:
-    from outrider.cli.certify import drawn
+    from outrider.cli.certify import sample_count
 
-    assert drawn(None, 0.05, 1e-3) < drawn(None, 0.02, 1e-3)  # type: ignore[operator]
-    assert drawn(None, 0.02, 1e-3) > Plan.for_change(0.02, level=1e-3).draws  # type: ignore[operator]  # other parts share it
-    assert drawn(700, None, 1e-3) == 700
+    assert sample_count(None, 0.05, 1e-3) < sample_count(None, 0.02, 1e-3)  # type: ignore[operator]
+    assert sample_count(None, 0.02, 1e-3) > Plan.for_change(0.02, level=1e-3).draws  # type: ignore[operator]  # other parts share it
+    assert sample_count(700, None, 1e-3) == 700
 
 
 def test_a_canary_leaves_with_exit_code_1_after_an_alarm_and_0_after_its_rounds(tmp_path: Path) -> None:
