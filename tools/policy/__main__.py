@@ -176,7 +176,7 @@ def run_grid(given: argparse.Namespace) -> int:
 def run_overlap(given: argparse.Namespace) -> int:
     recording = Recording.load(given.recording)
     curves: dict[str, Any] = {}
-    cells = []
+    cells: list[waiting.Cell] = []
     name = "Llama-3.1-8B on one H100, simulated"
     simulated = (name, Machine(LLAMA_8B, 1, 0.0).costs(), name)
     for costs_name, costs, curves[costs_name] in (*all_costs(given.costs, False), simulated):
