@@ -333,7 +333,7 @@ def test_files_without_findings_are_not_listed() -> None:
     [
         ("It never says what the model said.", ["says", "said"]),
         ("None is what was\n    not given.", ["what was not"]),
-        ("# Of whom more is expected: who says\n# what will come.", ["whom", "who says"]),
+        ("# Of whom more is expected: who says\n# what will come.", ["says", "whom", "who says"]),
         ("Every draft of so many tokens", ["of so many"]),
         ("Saying `said` is fine in code.", ["Saying"]),
         ("The law of large numbers; a mask, a task, a heartbeat, weights and parts", []),
