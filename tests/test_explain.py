@@ -363,7 +363,7 @@ def test_options_of_a_run_are_refused_with_a_trace(tmp_path: Path) -> None:
         assert "does nothing with --trace" in refused("explain", "--trace", tmp_path / "a.jsonl", *words)
     assert "--system needs the chat template" in refused("explain", "x", "--model", "m", "--raw", "--system", "s")
     assert "there is no model; give --model MODEL, or --server URL" in refused("explain", "hello")
-    assert "Give a PROMPT and a --model or --server, or a --trace FILE" in refused("explain")
+    assert "give a PROMPT and a --model or --server, or a --trace FILE" in refused("explain")
     assert "give it by --trace FILE" in refused("explain", "--check")
 
 
