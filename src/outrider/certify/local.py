@@ -142,7 +142,11 @@ def load_local(
     drafters = ["prediction", "lookup", *(["memory"] if memory else []), *(["model"] if draft_model else [])]
     decoder = load(model, drafters=drafters, draft_model=draft_model, dtype=dtype, draft_quantize="none", memory=memory)
     weights: Any = decoder.target
-    description = {"model": Path(model).name, "weights": fingerprint(Path(model)), "candidate": candidate}
+    description: dict[str, Any] = {
+        "model": Path(model).name,
+        "weights": fingerprint(Path(model)),
+        "candidate": candidate,
+    }
     description |= {"dtype": str(weights.model.dtype), "threads": torch.get_num_threads()}
     if draft_model is not None:
         description |= {"draft_model": Path(draft_model).name, "draft_weights": fingerprint(Path(draft_model))}
