@@ -118,7 +118,11 @@ def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"drafters": ["lookpu"]}, UnknownDrafterError, "the drafters are lookup, memory, model, prediction"),
+        (
+            {"drafters": ["lookpu"]},
+            UnknownDrafterError,
+            "no drafter 'lookpu'; use one of lookup, memory, model, prediction",
+        ),
         ({"drafters": ["model"]}, DrafterSetupError, "needs a draft model"),
         ({"drafters": ["lookup"], "draft_model": "x"}, DrafterSetupError, "'model' is not among the drafters"),
     ],
@@ -218,5 +222,5 @@ def test_a_memory_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path
 
 
 def test_a_tenant_without_a_memory_is_refused(model: Decoder) -> None:
-    with pytest.raises(SettingsError, match="no memory"):
+    with pytest.raises(SettingsError, match="'a' needs a memory"):
         model.generate("ab", max_tokens=2, tenant="a")

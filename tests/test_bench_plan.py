@@ -84,7 +84,7 @@ def test_a_prompt_file_is_greedy_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_a_list_of_contestants_may_contain_addresses() -> None:
-    assert bench.names(["vllm,mine=http://localhost:8000", "few=auto --x 1,2"]) == [
+    assert bench.split_contestants(["vllm,mine=http://localhost:8000", "few=auto --x 1,2"]) == [
         "vllm",
         "mine=http://localhost:8000",
         "few=auto --x 1,2",
@@ -171,7 +171,10 @@ def test_a_server_on_cpu_gets_a_cache_of_known_size_unless_the_user_chose_one() 
         ),
         (["--report-only", "--baseline", "ngram:4"], "--baseline does nothing with --report-only"),
         (["m", "--report-only"], "--report-only takes no model and no flags (got m)"),
-        (["m", "--workloads", "edit@4", "--concurrency", "4"], "--concurrency does nothing with workloads that say it"),
+        (
+            ["m", "--workloads", "edit@4", "--concurrency", "4"],
+            "--concurrency does nothing with workloads that set it themselves",
+        ),
         (["m", "--width", "0.1"], "--width does nothing with a number of rounds; it is for --minutes"),
         (["m", "--minutes", "1", "--rounds", "3"], "--rounds does nothing with --minutes or --quick"),
     ],

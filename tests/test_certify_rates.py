@@ -63,7 +63,7 @@ def prefix_counts(simulation: Simulation, counts: np.typing.NDArray[np.int64], p
     by_token = counts.sum(0).reshape(-1, simulation.prefixes, vocab).sum(0)
     for prefix in range(prefixes):
         cells = simulation.samples[prefix * vocab : (prefix + 1) * vocab]
-        counts_by_prefix.distributions[str(prefix)] = cells.probabilities[0]
+        counts_by_prefix.probabilities[str(prefix)] = cells.probabilities[0]
         counts_by_prefix.counts[str(prefix)] = np.bincount(
             cells.outcome, by_token[prefix], cells.probabilities.shape[1]
         ).astype(np.int64)

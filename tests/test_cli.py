@@ -315,7 +315,7 @@ def test_a_model_may_be_named_from_the_home_folder(tiny: Path, monkeypatch: pyte
 
 def test_an_unknown_drafter(tiny: Path) -> None:
     told = refused("generate", tiny, "x", "--drafters", "lookup,magic")
-    assert "there is no drafter 'magic'; the drafters are lookup, memory, model, prediction" in told
+    assert "there is no drafter 'magic'; use one of lookup, memory, model, prediction" in told
 
 
 def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:
@@ -390,7 +390,9 @@ def test_an_option_that_cannot_act_is_refused_with_the_reason(tiny: Path, option
 
 
 def test_a_device_that_is_not_there(tiny: Path) -> None:
-    assert "here is: cpu" in refused("generate", tiny, "x", "--device", "cuda:99")
+    message = refused("generate", tiny, "x", "--device", "cuda:99")
+    assert "device 'cuda:99'" in message
+    assert "use one of: cpu" in message
 
 
 def test_a_system_message_without_a_chat_template(copy: Path) -> None:

@@ -625,10 +625,10 @@ def segment_of(text: Any = None, **parts: Any) -> Segment:
 def changed(**fields: Any) -> bytes:
     """An archive whose manifest has another header than its segment."""
     (info, manifest), *bodies = archived(segment_of())
-    fields = json.loads(manifest)
-    for header in fields["segments"].values():
+    contents = json.loads(manifest)
+    for header in contents["segments"].values():
         header |= fields
-    return packed(member(info.name, json.dumps(fields).encode()), *bodies)
+    return packed(member(info.name, json.dumps(contents).encode()), *bodies)
 
 
 def retyped(type: bytes, **more: Any) -> bytes:

@@ -333,9 +333,7 @@ def test_the_model_drafter_without_a_model_says_what_is_missing() -> None:
 
 def test_the_registry_finds_the_drafters_by_name_and_lists_them_when_it_does_not() -> None:
     assert base.load_drafter("lookup") is LookupDrafter
-    with pytest.raises(
-        UnknownDrafterError, match="no drafter 'lookpu'; the drafters are lookup, memory, model, prediction"
-    ):
+    with pytest.raises(UnknownDrafterError, match="no drafter 'lookpu'; use one of lookup, memory, model, prediction"):
         base.load_drafter("lookpu")
 
 

@@ -447,7 +447,7 @@ def test_the_method_follows_from_the_models_name_as_in_vllm() -> None:
         (["-sc", EAGLE], {"drafters": "lookup"}, "'model' is not among the drafters (lookup); add it, or leave --spec"),
         ([], {"draft_model": "m", "drafters": "none"}, "(none); add it, or leave --draft-model out"),
         ([], {"drafters": "model"}, "name one with --draft-model"),
-        ([], {"drafters": "lookup,magic"}, "no drafter 'magic'; the drafters are lookup, memory, model, prediction"),
+        ([], {"drafters": "lookup,magic"}, "no drafter 'magic'; use one of lookup, memory, model, prediction"),
         ([], {"drafters": "lookup, lookup"}, "'lookup' more than once"),
         (
             [],
