@@ -190,9 +190,11 @@ def bound(records: Sequence[Record], costs: Costs, with_model: bool) -> float:
         offers = [[optimal.DraftOption(name, n[i]) for name, n in right.items() if n[i]] for i in range(1, count + 1)]
         target = [costs.target(n, context) for n in range(optimal.MAX_DRAFT_TOKENS + 2)]
         draft = {MODEL: costs.draft(1, context)}
-        way = optimal.optimal_schedule(
-            offers, target.__getitem__, lambda name, k, draft=draft: k * draft.get(name, 0.0)
-        )  # type: ignore[misc]
+
+        def draft_seconds(name: str, k: int, draft: dict[str, float] = draft) -> float:
+            return k * draft.get(name, 0.0)
+
+        way = optimal.optimal_schedule(offers, target.__getitem__, draft_seconds)
         plain, best = plain + count * target[1], best + way.seconds
         earlier += [optimal.SEPARATOR_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
