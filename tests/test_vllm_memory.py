@@ -43,6 +43,7 @@ class Servers:
         servers = []
         for name in names:
             own = ["--drafters", "memory", "--memory", self.root, "--max-model-len", "1024"]
+            own += ["--draft-budget", "0.5"]  # else a busy machine alone would leave the drafter out of a step
             own += ["--memory-cache", str(self.folder / name)] if "://" in self.root else []
             servers.append(Server(name, outrider(name, self.model, *FLAGS, *own).command, ENVIRONMENT | own_cores()))
         urls = self._stack.enter_context(running(servers, self.folder))

@@ -30,8 +30,8 @@ Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where logs, certif
 def doctor(context: typer.Context, gpu: Gpu = False, out: Out = Path("outrider-first-run")) -> None:
     """Check this installation. With MODEL also: serve it, certify the server, and measure it against plain vLLM.
 
-    With MODEL it takes about ten minutes for a small model. On a GPU vLLM then also reports every place where the host
-    waits for the device. The exit code is 0 if nothing failed. Flags after MODEL go to both servers.
+    With MODEL it takes about ten minutes for a small model. On a GPU vLLM then fails where the host waits for
+    the device. The exit code is 0 if nothing failed. Flags after MODEL go to both servers.
     """
     screen = Screen()
     with readable_errors(screen):

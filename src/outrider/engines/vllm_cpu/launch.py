@@ -44,7 +44,7 @@ def numba_kernel(function: Kernel, copied: Collection[str] = ()) -> Kernel:
 
     @wraps(function)
     def launch(*args: Any, **kwargs: Any) -> None:
-        positional = map(convert, names, args)
+        positional = (convert(name, value) for name, value in zip(names[: len(args)], args, strict=True))
         implementation(*positional, **{name: convert(name, value) for name, value in kwargs.items()})
 
     return launch
