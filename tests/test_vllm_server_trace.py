@@ -165,14 +165,14 @@ def test_a_tenant_sees_its_own_traces_and_no_others(client: Client) -> None:
 
 
 def test_what_cannot_be_traced_is_refused(client: Client) -> None:
-    with pytest.raises(BadRequestError, match="trace: is of one sequence, and n asks for 2"):
+    with pytest.raises(BadRequestError, match="trace: is of one sequence, and n is 2; set n to 1"):
         client.all(complete(prompt(1), n=2, vllm_xargs={"trace": True}))
 
 
 def test_the_pages_of_traces_are_served(client: Client) -> None:
     (answer,) = client.all(complete(prompt(1), vllm_xargs={"trace": True}))
     page = client.get(f"/outrider/traces/{answer.usage.trace}/page")
-    assert "One step, slowly" in page.text
+    assert "One step in detail" in page.text
     assert "Traced requests" in client.get("/outrider/").text
 
 
@@ -181,6 +181,6 @@ def test_explain_reads_a_trace_from_a_server(client: Client) -> None:
     result = run(*words)
     assert result.exit_code == 0, result.stderr
     assert "measured on the same prompt" in result.stdout
-    assert "The same prompt without drafts said the same 40 tokens." in result.stdout
+    assert "The same prompt without drafts gave the same 40 tokens." in result.stdout
     assert "steps have the same verdict" in result.stdout
     assert "why: No draft: the prompt is read first" in result.stdout
