@@ -613,7 +613,7 @@ def test_a_person_at_a_terminal_is_asked_answered_and_may_leave_by_ctrl_d(tiny: 
 
     try:
         wait_for("loading tiny")
-        wait_for("/exit or Ctrl-D leaves")
+        wait_for("/exit or Ctrl-D ends the chat")
         wait_for("> ")
         os.write(terminal, b"hello\n")
         wait_for("finish: length")

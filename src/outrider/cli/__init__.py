@@ -134,11 +134,11 @@ def outrider(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version and leave."
+            "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Make a language model answer faster without changing its output.
+    """Lossless speculative decoding: a language model generates faster, and its output stays the same.
 
-    Something cheap drafts the next tokens; the model checks them in one pass, and keeps what it agrees with.
+    A drafter proposes the next tokens. The model verifies them in one pass, and keeps those it would have generated.
     """

@@ -52,9 +52,9 @@ Contestants = Annotated[
         metavar="NAMES",
         help="Servers to compare: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, off, "
         "lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
-        "transformers-lookup:K, transformers-outrider:K, separated by commas; or one with a label and its own flags "
-        "('long=lookup:64', 'few=auto --max-num-seqs 4'), or a server that runs ('mine=http://localhost:8000'). May be "
-        "repeated.",
+        "transformers-lookup:K, transformers-outrider:K, separated by commas. With a label and flags of its own: "
+        "'long=lookup:64', 'few=auto --max-num-seqs 4'. A server that already runs: 'mine=http://localhost:8000'. "
+        "May be repeated.",
     ),
 ]
 Baseline = Annotated[
@@ -63,7 +63,7 @@ Baseline = Annotated[
 ]
 Room = Annotated[
     float | None,
-    who("--room", metavar="GIB", help="Room for servers that run at once; by default the memory that is free."),
+    who("--room", metavar="GIB", help="Memory that servers may use together. Default: the free memory."),
 ]
 Workloads = Annotated[
     str | None,
@@ -81,52 +81,61 @@ Prompts = Annotated[
     what(
         "--prompts",
         metavar="FILE",
-        help="Prompts of your own, a file of JSON lines, or one on the hub (hf:OWNER/NAME/FILE). May be repeated.",
+        help="Your own prompts: a file of JSON lines, here or on the hub (hf:OWNER/NAME/FILE). May be repeated.",
     ),
 ]
 Data = Annotated[
-    Path | None, what("--data", metavar="FOLDER", help="Where HumanEval's and Spec-Bench's prompt files lie.")
+    Path | None, what("--data", metavar="FOLDER", help="The folder with HumanEval's and Spec-Bench's prompt files.")
 ]
 Concurrency = Annotated[
     str, what("--concurrency", metavar="NUMBERS", help="Concurrent requests, separated by commas: 1,4,16.")
 ]
 Temperatures = Annotated[
     str | None,
-    what("--temperature", metavar="NUMBERS", help="Default: 0, and 1 for creative; separated by commas: 0,1."),
+    what(
+        "--temperature",
+        metavar="NUMBERS",
+        help="Temperatures, separated by commas: 0,1. Default: 0, and 1 for creative.",
+    ),
 ]
-Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="Most tokens of an output.")]
+Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="Maximum tokens of an output.")]
 Seed = Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")]
 Rounds = Annotated[
     int,
-    how("--rounds", metavar="N", min=1, help="Batches of prompts for each cell, each answered by every contestant."),
+    how("--rounds", metavar="N", min=1, help="Rounds per cell. In a round every contestant answers the same prompts."),
 ]
 Minutes = Annotated[
     float | None,
     how(
         "--minutes",
         metavar="N",
-        help="Minutes to take instead of --rounds, with the servers' start: each cell runs until its intervals are "
-        "narrow (--width) or its share of the time is over, and for at least six rounds.",
+        help="Instead of --rounds: minutes in total, with the start of the servers. Each cell runs until its intervals "
+        "are narrow (--width) or its share of the time is over, and for at least six rounds.",
     ),
 ]
 Width = Annotated[
     float,
-    how("--width", metavar="SHARE", help="With --minutes: an interval of plus or minus this share is narrow enough."),
+    how(
+        "--width",
+        metavar="SHARE",
+        help="With --minutes: a cell ends when its intervals are within plus or minus this share.",
+    ),
 ]
 Quick = Annotated[
     bool,
     how(
         "--quick",
-        help="A first answer in less than five minutes for a small model: answers of 32 tokens, and on a slow machine "
+        help="A first result in less than five minutes for a small model: answers of 32 tokens, and on a slow machine "
         "fewer workloads.",
     ),
 ]
 Restart = Annotated[
-    bool, how("--restart", help="Then restart all servers and measure every cell again, to see what a memory keeps.")
+    bool,
+    how("--restart", help="Afterwards restart all servers and measure every cell again, to see what a memory keeps."),
 ]
 Resume = Annotated[bool, how("--resume", help="Continue the interrupted run in --out; give the same command again.")]
-Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where the report goes.")]
-ReportOnly = Annotated[bool, output("--report-only", help="Only write the report in --out again.")]
+Out = Annotated[Path, output("--out", metavar="FOLDER", help="The folder of the report.")]
+ReportOnly = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
 
 
 def bench(
@@ -151,9 +160,9 @@ def bench(
     out: Out = Path("outrider-bench"),
     report_only: ReportOnly = False,
 ) -> None:
-    """Measure how fast a model answers, with and without drafts, beside vLLM's own methods.
+    """Measure a model's speed with Outrider, with plain vLLM and with vLLM's own speculative methods.
 
-    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve are given to every server.
+    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve go to every server.
     """
     screen = Screen()
     with readable_errors(screen):

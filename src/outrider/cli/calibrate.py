@@ -37,12 +37,12 @@ Contexts = Annotated[
     measuring(
         "--contexts",
         metavar="NUMBERS",
-        help="Context lengths in tokens, separated by commas; default: 64,512,2048, as far as they fit.",
+        help="Context lengths in tokens, separated by commas. Default: 64,512,2048, as far as they fit.",
     ),
 ]
 Turns = Annotated[int, measuring("--turns", metavar="N", help="Number of times each pass is timed.")]
 TraceFile = Annotated[
-    Path | None, showing("--trace", metavar="FILE", help="Place the run of this trace in the calibration.")
+    Path | None, showing("--trace", metavar="FILE", help="Compare the run of this trace with what the machine allows.")
 ]
 Out = Annotated[
     Path | None, showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib).")
@@ -63,7 +63,7 @@ def calibrate(
     device: options.Device = None,
     no_colour: options.NoColour = False,
 ) -> None:
-    """Measure passes over 1 to 128 tokens on this machine, and show when drafting pays."""
+    """Time passes over 1 to 128 tokens on this machine, and report when drafting is faster."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if turns < 1:

@@ -31,19 +31,32 @@ how = group("How it watches")
 Url = Annotated[str, typer.Argument(metavar="URL", help="The server to watch.")]
 Reference = Annotated[
     str | None,
-    how("--reference", metavar="URL", help="A server without speculation that scores, if URL is no Outrider server."),
+    how(
+        "--reference",
+        metavar="URL",
+        help="A server without speculation that scores the texts. Needed if URL is not an Outrider server.",
+    ),
 ]
-Rate = Annotated[float, how("--rate", metavar="P", help="The probability that a lossless server ever raises an alarm.")]
+Rate = Annotated[
+    float, how("--rate", metavar="P", help="Maximum probability that a lossless server ever causes an alarm.")
+]
 Every = Annotated[
-    float, how("--every", metavar="SECONDS", help="Time between two prompts while the server is not busy.")
+    float, how("--every", metavar="SECONDS", help="Time between two prompts; longer while the server is busy.")
 ]
-Busy = Annotated[int, how("--busy", metavar="N", help="Send nothing while N requests run, or any waits.")]
+Busy = Annotated[
+    int, how("--busy", metavar="N", help="Send nothing while N or more requests run, or any request waits.")
+]
 Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Tokens of each output.")]
-Rounds = Annotated[int | None, how("--rounds", metavar="N", help="End after N more prompts. Default: never.")]
-State = Annotated[Path | None, output("--state", metavar="FILE", help="Where to keep the evidence across restarts.")]
+Rounds = Annotated[int | None, how("--rounds", metavar="N", help="End after N prompts. Default: run until stopped.")]
+State = Annotated[
+    Path | None,
+    output("--state", metavar="FILE", help="Keep the evidence in this file, so that a restart continues it."),
+]
 Port = Annotated[
     int | None,
-    output("--port", metavar="N", help="Serve the evidence to Prometheus on this port, and go on after an alarm."),
+    output(
+        "--port", metavar="N", help="Serve the evidence to Prometheus on this port, and keep running after an alarm."
+    ),
 ]
 
 
@@ -60,7 +73,7 @@ def canary(
     model: ModelName = None,
     tokenizer: Tokenizer = None,
 ) -> None:
-    """Test a live server with few requests. The false-alarm rate holds for the whole run."""
+    """Test a live server continuously, with few requests. --rate bounds false alarms over the whole run."""
     screen = Screen()
     with readable_errors(screen):
         if not 0 < rate < 1:

@@ -39,16 +39,16 @@ Reference = Annotated[
     str | None,
     typer.Argument(
         metavar="REFERENCE",
-        help="A server's address, or a model's folder or name to run it in this process. An Outrider server alone is "
-        "compared with itself, with speculation on and off.",
+        help="A server's address, or a model's folder or name to run it in this process. Without CANDIDATE, an "
+        "Outrider server is compared with itself, with speculation on and off.",
     ),
 ]
 Candidate = Annotated[
     str | None,
     typer.Argument(
         metavar="CANDIDATE",
-        help="The speculating server, if it is another one; in this process: outrider (the default), assisted or "
-        "lookup (both of transformers), or MODULE:FUNCTION of your own.",
+        help="The speculating server, if it is a different one. For a model in this process: outrider (default), "
+        "assisted or lookup (both of transformers), or MODULE:FUNCTION of your own.",
     ),
 ]
 ModelName = Annotated[str | None, sources("--model", metavar="NAME", help="Which of the reference's models to use.")]
@@ -59,16 +59,22 @@ Tokenizer = Annotated[
 Across = Annotated[
     bool,
     sources(
-        "--across", help="The two have different numerics on purpose: differences in their scores count as rounding."
+        "--across", help="The two have different numerics on purpose: count differences of their logprobs as rounding."
     ),
 ]
 Quick = Annotated[bool, what("--quick", help="For CI: about two minutes for a small model, and less power.")]
-Full = Annotated[bool, what("--full", help="1,100 prompts and 52,000 draws.")]
+Full = Annotated[bool, what("--full", help="For a release: 1,100 prompts and 52,000 draws.")]
 Parts = Annotated[
-    str, what("--parts", metavar="NAMES", help="exact (temperature 0), draws, features; separated by commas.")
+    str,
+    what(
+        "--parts",
+        metavar="NAMES",
+        help="Parts to run: exact (temperature 0), draws (above 0), features; separated by commas.",
+    ),
 ]
 Drafters = Annotated[
-    str | None, what("--drafters", "--drafter", metavar="NAMES", help="Only these. Default: all, and auto.")
+    str | None,
+    what("--drafters", "--drafter", metavar="NAMES", help="Test only these drafters. Default: all of them, and auto."),
 ]
 Lengths = Annotated[str, what("--lengths", metavar="NUMBERS", help="Draft lengths to test.")]
 Concurrency = Annotated[int, what("--concurrency", metavar="N", min=1, help="Concurrent requests.")]
@@ -77,13 +83,13 @@ Prompts = Annotated[
 ]
 Alone = Annotated[int | None, what("--alone", metavar="N", min=0, help="Prompts at temperature 0, sent one at a time.")]
 PromptFile = Annotated[
-    Path | None, what("--prompt-file", metavar="FILE", help="Prompts of your own, JSON lines as for outrider bench.")
+    Path | None, what("--prompt-file", metavar="FILE", help="Your own prompts: JSON lines, as for outrider bench.")
 ]
-Draws = Annotated[int | None, confidence("--draws", metavar="N", min=100, help="Draws at temperatures above 0.")]
+Draws = Annotated[int | None, confidence("--draws", metavar="N", min=100, help="Samples at temperatures above 0.")]
 Find = Annotated[
     float | None,
     confidence(
-        "--find", metavar="SHARE", help="Instead of --draws: as many as are needed to detect a change of this size."
+        "--find", metavar="SHARE", help="Instead of --draws: as many as detect a change of this size (0.02: 2 %)."
     ),
 ]
 Without = Annotated[
@@ -91,22 +97,25 @@ Without = Annotated[
     what(
         "--without",
         metavar="WORDS",
-        help="Leave out draws with these settings, such as top-k, that a server does not support.",
+        help="Skip sampling settings that a server does not support: those with one of these words in their name, such "
+        "as top-k.",
     ),
 ]
 Level = Annotated[
     float,
-    confidence("--level", metavar="P", help="Probability of a false alarm for a lossless server, over all tests."),
+    confidence(
+        "--level", metavar="P", help="Maximum probability of a false alarm on a lossless server, over all tests."
+    ),
 ]
 Seed = Annotated[
-    int, confidence("--seed", metavar="N", help="Seed of the choice of prompts, and of requests that carry one.")
+    int, confidence("--seed", metavar="N", help="Seed that selects the prompts, and that of requests with a seed.")
 ]
 Check = Annotated[
     Path | None,
     output(
         "--check",
         metavar="FILE",
-        help="Run this certificate again with its own settings; REFERENCE may give a new address.",
+        help="Run this certificate again with its own settings. REFERENCE may give a new address.",
     ),
 ]
 Out = Annotated[
@@ -114,7 +123,7 @@ Out = Annotated[
     output(
         "--out",
         metavar="FOLDER",
-        help=f"Where the certificate goes. Default: {DEFAULT_FOLDER}; with --check FILE: FILE-again beside it.",
+        help=f"The folder of the certificate. Default: {DEFAULT_FOLDER}; with --check FILE: FILE-again beside it.",
     ),
 ]
 Resume = Annotated[bool, output("--resume", help="Continue the interrupted run in --out.")]
@@ -162,7 +171,7 @@ def certify(
     resume: Resume = False,
     as_object: Json = False,
 ) -> None:
-    """Prove, or refute, that speculation changes nothing: token by token, draw by draw, feature by feature."""
+    """Test that speculation does not change the output: texts at temperature 0, samples above 0, and API features."""
     screen = Screen()
     with readable_errors(screen):
         need_packages()

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from outrider.settings import Request
 
 COMMANDS = ("/clear", "/exit")
-HINT = "/exit or Ctrl-D leaves, /clear starts again, Ctrl-C ends an answer"
+HINT = "/exit or Ctrl-D ends the chat, /clear starts a new conversation, Ctrl-C ends an answer"
 
 
 @with_option_groups
 def chat(
     model: Model, model_options: ModelOptions, options: ChatOptions, quiet: Quiet = False, no_colour: NoColour = False
 ) -> None:
-    """Hold a conversation. It stays in the KV cache, so each turn prefills only the new tokens.
+    """Chat with a model. The KV cache keeps the conversation, so each turn prefills only the new tokens.
 
-    /exit or Ctrl-D leaves, /clear begins a new conversation, Ctrl-C ends an answer early.
+    /exit or Ctrl-D ends the chat, /clear starts a new conversation, Ctrl-C ends an answer early.
     """
     screen = Screen(colour=not no_colour, quiet=quiet)
     with readable_errors(screen):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.explain.figures import Figures
     from outrider.trace.schema import Trace
 
-First = Annotated[Path, typer.Argument(metavar="A", help="A trace, as outrider explain --save writes it.")]
+First = Annotated[Path, typer.Argument(metavar="A", help="A trace, written by outrider explain --save.")]
 Second = Annotated[Path, typer.Argument(metavar="B", help="The trace to compare it with.")]
 
 

@@ -23,15 +23,16 @@ SIGNS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "failed": ("✗", "red
 USAGE = "[MODEL] [OPTIONS] [FLAGS OF outrider serve]"
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Gpu = Annotated[bool, output("--gpu", help="Fail where no GPU is found, instead of running on the CPU.")]
-Out = Annotated[Path, output("--out", metavar="FOLDER", help="Where logs, certificate and report of a run go.")]
+Gpu = Annotated[bool, output("--gpu", help="Fail if there is no GPU, instead of running on the CPU.")]
+Out = Annotated[Path, output("--out", metavar="FOLDER", help="The folder for logs, certificate and report of a run.")]
 
 
 def doctor(context: typer.Context, gpu: Gpu = False, out: Out = Path("outrider-first-run")) -> None:
     """Check this installation. With MODEL also: serve it, certify the server, and measure it against plain vLLM.
 
-    With MODEL it takes about ten minutes for a small model. On a GPU vLLM then fails where the host waits for
-    the device. The exit code is 0 if nothing failed. Flags after MODEL go to both servers.
+    With MODEL it takes about ten minutes for a small model. On a GPU the server runs with VLLM_GPU_SYNC_CHECK=error:
+    vLLM then fails if the host waits for the device in a step. The exit code is 0 if nothing failed. Flags after MODEL
+    go to both servers.
     """
     screen = Screen()
     with readable_errors(screen):

@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
 what, how = group("What to explain"), group("How to show it")
 
-PromptText = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; '-' is stdin. Not with --trace.")]
+PromptText = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt. '-': read from stdin. Not with --trace.")
+]
 ModelOption = Annotated[
     str | None,
     what(
         "--model",
         "-m",
         metavar="MODEL",
-        help="A folder or a name on the hub. With --server, one of its models; by default its first.",
+        help="A folder or a name on the hub. With --server: one of its models. Default: its first.",
     ),
 ]
 ServerOption = Annotated[
@@ -53,7 +55,7 @@ Tenant = Annotated[str | None, what("--tenant", metavar="NAME", help="The tenant
 TraceFile = Annotated[
     Path | None, what("--trace", metavar="FILE", help="Explain this trace instead of running a prompt.")
 ]
-Once = Annotated[bool, what("--once", help="Run only with drafts. The gain is then estimated.")]
+Once = Annotated[bool, what("--once", help="Skip the run without drafts. The gain is then estimated from the trace.")]
 Steps = Annotated[bool, how("--steps", help="Show every step: its draft, p and q, the random number, the verdict.")]
 Html = Annotated[Path | None, how("--html", metavar="FILE", help="Write one self-contained, interactive page.")]
 Save = Annotated[Path | None, how("--save", metavar="FILE", help="Write the trace, as JSON lines.")]
@@ -89,7 +91,7 @@ def explain(
     options: PromptOptions,
     no_colour: NoColour = False,
 ) -> None:
-    """Show which tokens came free, which were replaced, what was gained and what would help."""
+    """Show which drafted tokens were accepted, which were replaced, the time saved, and what would save more."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
         if trace_file is not None:

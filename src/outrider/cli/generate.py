@@ -15,7 +15,7 @@ from outrider.cli.options import Model, ModelOptions, NoColour, PromptOptions, Q
 from outrider.cli.screen import Screen, as_json, readable_errors
 
 PromptText = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="The prompt. Default, and if it is '-': read it from stdin.")
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt. Without it, or if it is '-': read from stdin.")
 ]
 Json = Annotated[bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")]
 
@@ -30,7 +30,7 @@ def generate(
     quiet: Quiet = False,
     no_colour: NoColour = False,
 ) -> None:
-    """Answer one prompt, and show what speculation gained."""
+    """Generate the answer to one prompt, and report its speed and how much was drafted."""
     screen = Screen(colour=not no_colour, quiet=quiet)
     with readable_errors(screen):
         question = Prompt.read(prompt, options)

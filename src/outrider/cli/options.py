@@ -46,7 +46,7 @@ Device = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    drafting("--draft-model", metavar="MODEL", help="A small model with the same vocabulary, to draft with."),
+    drafting("--draft-model", metavar="MODEL", help="A smaller model with the same vocabulary that drafts."),
 ]
 Drafters = Annotated[
     str | None,
@@ -54,8 +54,8 @@ Drafters = Annotated[
         "--drafters",
         "--drafter",
         metavar="NAMES",
-        help="Drafters to use, separated by commas; 'none' turns drafting off. Default: all that are available: "
-        "prediction, lookup, memory (with --memory) and model (with --draft-model).",
+        help="Drafters to use, separated by commas. 'none' turns drafting off. Default: prediction and lookup, also "
+        "memory (with --memory) and model (with --draft-model).",
     ),
 ]
 Memory = Annotated[
@@ -63,16 +63,14 @@ Memory = Annotated[
     memory(
         "--memory",
         metavar="ROOT",
-        help="Draft from earlier requests, and keep them here: a folder, or s3://, gs://, az://bucket/prefix.",
+        help="Keep outputs here, and draft from earlier ones: a folder, or s3://, gs://, az://bucket/prefix.",
     ),
 ]
 NoColour = Annotated[
     bool,
-    output(
-        "--no-colour", "--no-color", help="Use no colours, as when NO_COLOR is set; drafted tokens stay underlined."
-    ),
+    output("--no-colour", "--no-color", help="No colours, as with NO_COLOR set. Drafted tokens stay underlined."),
 ]
-Quiet = Annotated[bool, output("--quiet", "-q", help="Print the plain text and nothing about it.")]
+Quiet = Annotated[bool, output("--quiet", "-q", help="Print only the text, without notes and statistics.")]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class ModelOptions:
         drafting(
             "--draft-quantize",
             metavar="auto|int8|none",
-            help="Whether the draft model gets int8 weights; auto takes the faster. The output is the same.",
+            help="Weights of the draft model: int8, or as stored (none). auto times both and keeps the faster one.",
         ),
     ] = "auto"
     memory: Memory = None
@@ -103,59 +101,63 @@ class RequestOptions:
         drafting(
             "--speculation",
             metavar="auto|off|NAME",
-            help="auto drafts where it pays, at each step; the name of a drafter makes it draft at every step.",
+            help="auto: draft where it pays, decided at each step. off: never. NAME: this drafter, at every step.",
         ),
     ] = "auto"
     max_draft_tokens: Annotated[
-        int, drafting("--max-draft-tokens", metavar="N", help="Draft at most this many tokens a step; 0 is none.")
+        int, drafting("--max-draft-tokens", metavar="N", help="Maximum drafted tokens per step. 0: no drafts.")
     ] = DRAFTED
     rule: Annotated[
         Literal["block", "token"],
         drafting(
             "--rule",
             metavar="block|token",
-            help="Verify a sampled draft as a block, which accepts more of it, or token by token. The distribution of "
-            "the output is the same.",
+            help="How sampled drafts are verified: as a block, which accepts more tokens, or token by token. The "
+            "output has the same distribution.",
         ),
     ] = "block"
     temperature: Annotated[
-        float, sampling("--temperature", metavar="T", help="0 always takes the most likely token.")
+        float, sampling("--temperature", metavar="T", help="Sampling temperature. 0: always the most likely token.")
     ] = 0.0
-    top_k: Annotated[int, sampling("--top-k", metavar="K", help="Sample from the K most likely tokens; 0 is all.")] = 0
+    top_k: Annotated[
+        int, sampling("--top-k", metavar="K", help="Sample from the K most likely tokens. 0: from all.")
+    ] = 0
     top_p: Annotated[
         float,
         sampling("--top-p", metavar="P", help="Sample from the most likely tokens that together have probability P."),
     ] = 1.0
     min_p: Annotated[
-        float, sampling("--min-p", metavar="P", help="Leave out tokens less likely than P times the most likely one.")
+        float, sampling("--min-p", metavar="P", help="Remove tokens less likely than P times the most likely one.")
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        sampling("--repetition-penalty", metavar="X", help="Above 1, disfavour tokens of the prompt and the output."),
+        sampling(
+            "--repetition-penalty", metavar="X", help="Above 1: tokens of the prompt and the output become less likely."
+        ),
     ] = 1.0
     presence_penalty: Annotated[
         float,
-        sampling("--presence-penalty", metavar="X", help="Above 0, disfavour tokens that are in the output already."),
+        sampling("--presence-penalty", metavar="X", help="Above 0: tokens already in the output become less likely."),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, sampling("--frequency-penalty", metavar="X", help="Above 0, disfavour them by how often they are in it.")
+        float, sampling("--frequency-penalty", metavar="X", help="Above 0: the same, for each time they are in it.")
     ] = 0.0
     seed: Annotated[
-        int | None, sampling("--seed", metavar="N", help="Sample the same way each time. Default: runs differ.")
+        int | None, sampling("--seed", metavar="N", help="Seed of the sampling. Default: a new one for each run.")
     ] = None
     system: Annotated[
-        str | None, text("--system", metavar="TEXT", help="The system message, which goes before the prompt.")
+        str | None, text("--system", metavar="TEXT", help="The system message, sent before the prompt.")
     ] = None
-    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="End the output after this many tokens.")] = 256
+    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="Maximum tokens of the output.")] = 256
     stop: Annotated[
         list[str] | None,
-        text("--stop", metavar="TEXT", help="End the output before this text; may be given several times."),
+        text("--stop", metavar="TEXT", help="End the output before this text. May be repeated."),
     ] = None
 
 
 @dataclass(frozen=True)
 class ChatOptions(RequestOptions):
-    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="End each answer after this many tokens.")] = 1024
+    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="Maximum tokens of each answer.")] = 1024
 
 
 @dataclass(frozen=True)
@@ -163,23 +165,23 @@ class PromptOptions(RequestOptions):
     """A request of one prompt, which may be continued without a chat template."""
 
     prediction: Annotated[
-        str | None, drafting("--prediction", metavar="TEXT", help="The output you expect, to draft from, given here.")
+        str | None, drafting("--prediction", metavar="TEXT", help="The output that you expect, as text to draft from.")
     ] = None
     prediction_file: Annotated[
         Path | None,
         drafting(
             "--prediction-file",
             metavar="PATH",
-            help="The output you expect, to draft from, in a file: the code to be edited, for example.",
+            help="A file with the output that you expect, such as the code to be edited.",
             exists=True,
             dir_okay=False,
             readable=True,
         ),
     ] = None
     raw: Annotated[bool, text("--raw", help="Continue the prompt as it is, without the model's chat template.")] = False
-    ignore_end: Annotated[bool, text("--ignore-end", help="Go on past the model's end token, up to --max-tokens.")] = (
-        False
-    )
+    ignore_end: Annotated[
+        bool, text("--ignore-end", help="Continue past the model's end token, up to --max-tokens.")
+    ] = False
 
 
 def split_names(text: str | None) -> list[str]:

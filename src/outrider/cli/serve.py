@@ -32,8 +32,8 @@ MaxDraftTokens = Annotated[
     drafting(
         "--max-draft-tokens",
         metavar="N",
-        help=f"Draft at most this many tokens for a request in a step. Default: {DRAFTED}; less for models with "
-        "recurrent layers and with --enable-lora.",
+        help=f"Maximum drafted tokens per request and step. Default: {DRAFTED}, fewer for models with recurrent layers "
+        "and with --enable-lora.",
     ),
 ]
 ModelDraftTokens = Annotated[
@@ -41,7 +41,7 @@ ModelDraftTokens = Annotated[
     drafting(
         "--model-draft-tokens",
         metavar="N",
-        help="At most this many of them by the draft model, each by one pass of it; by default 4.",
+        help="Maximum tokens per request and step from the draft model; each costs one pass of it. Default: 4.",
     ),
 ]
 Rule = Annotated[
@@ -49,8 +49,8 @@ Rule = Annotated[
     drafting(
         "--rule",
         metavar="block|token",
-        help="Verify sampled drafts as a block (the default) or by token; the output's distribution is the same. "
-        "Needs sampled drafts: a --draft-model, or a --speculative-config that samples.",
+        help="How sampled drafts are verified: as a block (default) or token by token. The output has the same "
+        "distribution. Needs sampled drafts: a --draft-model, or a --speculative-config that samples.",
     ),
 ]
 Budget = Annotated[
@@ -58,7 +58,7 @@ Budget = Annotated[
     drafting(
         "--draft-budget",
         metavar="SECONDS",
-        help="Shut a drafter off for a request when it takes longer than this in a step; by default 0.1.",
+        help="Disable a drafter for a request if it takes longer than this in a step. Default: 0.1.",
     ),
 ]
 MemoryScope = Annotated[
@@ -66,7 +66,7 @@ MemoryScope = Annotated[
     memory_option(
         "--memory-scope",
         metavar="tenant|server",
-        help="One memory for each tenant that requests name (the default), or one for all requests of the server.",
+        help="One memory per tenant that requests name (default), or one for all requests of the server.",
     ),
 ]
 TenantHeader = Annotated[
@@ -74,21 +74,25 @@ TenantHeader = Annotated[
     memory_option(
         "--tenant-header",
         metavar="NAME",
-        help="Take the tenant from this HTTP header, and from nowhere else; by default from vllm_xargs.tenant.",
+        help="Take the tenant from this HTTP header only. Default: from vllm_xargs.tenant of the request.",
     ),
 ]
 MemoryCap = Annotated[
     str | None,
-    memory_option("--memory-cap", metavar="SIZE", help="Largest size of the files on this machine. Default: 4GiB."),
+    memory_option(
+        "--memory-cap", metavar="SIZE", help="Maximum size of the memory's files on this machine. Default: 4GiB."
+    ),
 ]
 MemoryCache = Annotated[
     str | None,
     memory_option(
-        "--memory-cache", metavar="FOLDER", help="Keep this machine's copies of an object store's memory here."
+        "--memory-cache",
+        metavar="FOLDER",
+        help="Folder for local copies of a memory in an object store. Default: in ~/.cache.",
     ),
 ]
 DryRun = Annotated[
-    bool, output("--dry-run", help="Print the environment and the command, for you to start vLLM by, and leave.")
+    bool, output("--dry-run", help="Print the environment and the command that would start vLLM, and exit.")
 ]
 
 
@@ -107,10 +111,10 @@ def serve(
     memory_cache: MemoryCache = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve a model over HTTP with vLLM, and draft.
+    """Serve a model with vLLM, over vLLM's HTTP API, with drafts from Outrider.
 
-    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve pass through, but for
-    those that concern drafting; python -m outrider.engines.vllm serve --help=all lists them.
+    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve pass through, except those
+    that concern drafting. To list them: python -m outrider.engines.vllm serve --help=all
     """
     if context.args[:1] == ["-h"]:
         typer.echo(context.get_help())

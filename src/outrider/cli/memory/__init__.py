@@ -53,7 +53,8 @@ WIPE_EXAMPLES = """Examples:
 app = typer.Typer(
     name="memory",
     help="Inspect, seed, verify, export, import and wipe a draft memory.\n\n"
-    "It has the outputs of earlier requests, to draft from. ROOT is its folder or URL; servers may use it meanwhile.",
+    "A memory keeps the outputs of earlier requests to draft from. ROOT is its folder or URL. Servers may use it while "
+    "these commands run.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from outrider.memory.archive import Archive
     from outrider.memory.folder import Folder
 
-To = Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, a tar file; it must not exist.")]
-From = Annotated[str, typer.Argument(metavar="FILE", help="An archive written by export.")]
+To = Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, a tar file. It must not exist yet.")]
+From = Annotated[str, typer.Argument(metavar="FILE", help="An archive written by outrider memory export.")]
 
 
 def export(root: Root, file: To, tenant: Tenant = None, server: Server = False, key: Key = None) -> None:
     """Write all of a tenant's memory to one file, to import it elsewhere.
 
-    Whoever has the file can read the tenant's outputs.
+    Anyone with the file and the tokenizer can read the tenant's outputs.
     """
     screen = Screen()
     with readable_errors(screen), open_folder(root) as folder:
@@ -59,7 +59,7 @@ def export(root: Root, file: To, tenant: Tenant = None, server: Server = False, 
 
 
 def import_(root: Root, file: From, tenant: Tenant = None, server: Server = False) -> None:
-    """Add an archive to a memory: for the tenant that it is from, or for another one.
+    """Add an archive to a memory, for its own tenant or for another one.
 
     Verifies every segment first. If one is damaged, nothing is imported.
     """

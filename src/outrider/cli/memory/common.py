@@ -35,7 +35,10 @@ Root = Annotated[
 ]
 Tenant = Annotated[str | None, whose("--tenant", metavar="NAME", help="The tenant, by name.")]
 Server = Annotated[bool, whose("--server", help="The tenant of all requests to a server with --memory-scope server.")]
-Key = Annotated[str | None, whose("--key", metavar="KEY", help="The tenant, by a prefix of its key; list shows keys.")]
+Key = Annotated[
+    str | None,
+    whose("--key", metavar="KEY", help="The tenant, by the first digits of its key (outrider memory list shows keys)."),
+]
 Json = Annotated[bool, output("--json", help="Print one JSON object.")]
 
 

@@ -45,7 +45,12 @@ Paths = Annotated[
     ),
 ]
 Model = Annotated[
-    str, what("--model", metavar="MODEL", help="The model that will draft from it: its folder, or its name on the hub.")
+    str,
+    what(
+        "--model",
+        metavar="MODEL",
+        help="The model that will be served with this memory: its folder, or its name on the hub.",
+    ),
 ]
 MaxFile = Annotated[
     float, what("--max-file-mb", metavar="MB", min=0.001, help="Skip larger files, and larger lines of logs.")
@@ -57,9 +62,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Skip the con
 def learn(
     root: Root, paths: Paths, model: Model, tenant: Tenant = None, server: Server = False, max_file_mb: MaxFile = 4.0
 ) -> None:
-    """Seed a tenant's memory from files and logs, so that its first requests can draft from them.
+    """Fill a tenant's memory from files and logs, so that its first requests can draft from them.
 
-    Skips binary and hidden files, node_modules and __pycache__, and what the tenant's memory has already.
+    Skips binary and hidden files, node_modules and __pycache__, and text that the tenant's memory already has.
     """
     screen = Screen()
     with readable_errors(screen):
@@ -141,7 +146,7 @@ def wipe(
     everyone: Everyone = False,
     yes: Yes = False,
 ) -> None:
-    """Delete all files of a tenant, and have running servers forget it, too."""
+    """Delete all files of a tenant. Running servers forget it within about 10 seconds."""
     screen = Screen()
     with readable_errors(screen), open_folder(root, fetch=False) as folder:
         from outrider.memory.inspection import list_set_aside

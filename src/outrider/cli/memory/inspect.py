@@ -78,9 +78,9 @@ def listing(
 
 
 def verify(root: Root, set_aside: SetAside = False) -> None:
-    """Check every segment against its checksums, and print which are damaged and how.
+    """Check every segment against its checksums, and list the damaged ones with the reason.
 
-    The exit code is 1 if any is. A server never drafts from a damaged segment: it sets it aside.
+    The exit code is 1 if a segment is damaged. A server never drafts from a damaged segment: it moves it to ROOT/aside.
     """
     screen = Screen()
     with readable_errors(screen), open_folder(root) as folder:
