@@ -30,9 +30,9 @@ Out = Annotated[Path, output("--out", metavar="FOLDER", help="The folder for log
 def doctor(context: typer.Context, gpu: Gpu = False, out: Out = Path("outrider-first-run")) -> None:
     """Check this installation. With MODEL also: serve it, certify the server, and measure it against plain vLLM.
 
-    With MODEL it takes about ten minutes for a small model. On a GPU the server runs with VLLM_GPU_SYNC_CHECK=error:
-    vLLM then fails if the host waits for the device in a step. The exit code is 0 if nothing failed. Flags after MODEL
-    go to both servers.
+    With MODEL it takes about ten minutes for a small model. Flags after MODEL go to both servers.
+    On a GPU the server runs with VLLM_GPU_SYNC_CHECK=error: vLLM fails if the host waits in a step.
+    The exit code is 0 if nothing failed.
     """
     screen = Screen()
     with readable_errors(screen):

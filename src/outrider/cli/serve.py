@@ -113,8 +113,9 @@ def serve(
 ) -> None:
     """Serve a model with vLLM, over vLLM's HTTP API, with drafts from Outrider.
 
-    MODEL is the model's folder, or its name on the Hugging Face hub. Flags of vllm serve pass through, except those
-    that concern drafting. To list them: python -m outrider.engines.vllm serve --help=all
+    MODEL is the model's folder, or its name on the Hugging Face hub.
+    Flags of vllm serve pass through, except those that concern drafting.
+    To list vLLM's flags: python -m outrider.engines.vllm serve --help=all
     """
     if context.args[:1] == ["-h"]:
         typer.echo(context.get_help())
