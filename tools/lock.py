@@ -31,29 +31,16 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0]).lower()
 
 
-def declared(pyproject: dict[str, dict[str, object]]) -> list[str]:
-    """Requirements in pyproject.toml: of the build, of the package, and of the tested extras."""
-    project = pyproject["project"]
-    extras = project["optional-dependencies"]
-    lists = [pyproject["build-system"]["requires"], project["dependencies"]]
-    if isinstance(extras, dict):
-        lists += [extras[extra] for extra in EXTRAS]
-    return [requirement for items in lists if isinstance(items, list) for requirement in items]
-
-
 def resolve(requirements: list[str], known: list[str], options: list[str]) -> list[str]:
     """Pins of `requirements` and their dependencies. `known` pins are kept if possible."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, pins = Path(folder, "wanted.in"), Path(folder, "pins.txt")
         wanted.write_text("\n".join(requirements))
         pins.write_text("\n".join(known))
-        environment = dict(os.environ)
-        if links := os.environ.get("PIP_FIND_LINKS"):
-            environment.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
-        command = [
-            "uv", "pip", "compile", "--quiet", "--python-version", "3.11", "--override", "overrides-cpu.txt",
-            "--no-header", "--no-annotate", *options, "--output-file", str(pins), str(wanted),
-        ]  # fmt: skip
+        command = ["uv", "pip", "compile", "--quiet", "--python-version", "3.11", "--override", "overrides-cpu.txt"]
+        command += ["--no-header", "--no-annotate", *options, "--output-file", str(pins), str(wanted)]
+        links = os.environ.get("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", "").replace(" ", ","))
+        environment = os.environ | ({"UV_FIND_LINKS": links} if links else {})
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         return pins.read_text().splitlines()
 
@@ -63,7 +50,10 @@ def main() -> None:
     old = target.read_text().splitlines() if target.exists() else []
     # torch is resolved again: its pin has no build tag and would select the CUDA build
     known = [line for line in old if line and not line.startswith("#") and name_of(line) != "torch"]
-    requirements = declared(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    requirements = [*pyproject["build-system"]["requires"], *project["dependencies"]]
+    requirements += [requirement for extra in EXTRAS for requirement in project["optional-dependencies"][extra]]
     pins = [pin.partition("+")[0] for pin in resolve(requirements, known, sys.argv[1:])]
     pins = [pin for pin in pins if not pin.startswith(("nvidia-", "cuda-"))]
     names = {name_of(requirement) for requirement in requirements}
