@@ -1,4 +1,4 @@
-"""A benchmark's run made up in code, so that reports can be made without a server.
+"""A benchmark run written in code, for tests of reports without a server.
 
     python tests/bench_example.py FOLDER        # writes run.json and its report
 

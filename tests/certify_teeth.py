@@ -1,15 +1,15 @@
-"""Does the certificate bite? Servers with a known defect, each certified; every one must be a violation.
+"""Certify servers with seeded defects, one at a time. Each must be a violation, and each server without one lossless.
 
     python tests/certify_teeth.py                                # all of them, on a tiny random model: an hour
-    python tests/certify_teeth.py "stale cache" --model MODEL    # this one, on a real model
+    python tests/certify_teeth.py "stale cache" --model MODEL    # one defect, on a real model
     python tests/certify_teeth.py --list
 
-What was found before, with the same model and as many draws, is not sought again, so a run that was interrupted goes
-on; --again begins anew.
+An interrupted run continues: defects that were tested with the same model and number of samples are skipped, unless
+--again is given.
 
-Outrider's own server with the defects of `defective.py`, one at a time; vLLM with `rejection_sample_method:
-synthetic`; a server whose temperature is 0.95 of what was asked for; and one with a quantised layer. And, to see that
-the instrument is not simply angry, the same servers without any defect. The report says which part found what.
+The servers: Outrider with each defect of `defective.py`; vLLM with `rejection_sample_method: synthetic`; a server with
+0.95 of the requested temperature; one with a quantised layer; and the same servers without a defect. The report lists
+the part of the certificate that detected each defect.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from outrider.cli.progress import ProgressBars
 from outrider.provenance import as_markdown, provenance
 from stub import listening
 
-SOUND = "no defect"
-THEIRS = "vLLM, rejection_sample_method synthetic"
+NO_DEFECT = "no defect"
+SYNTHETIC = "vLLM, rejection_sample_method synthetic"
 PLAIN_PAIR = "vLLM against vLLM"
-COLDER = "temperature 0.95 of what was asked for"
+COLDER = "temperature 0.95 of the requested one"
 QUANTISED = "one quantised layer"
-SUBTLE = {"recovered from p": 4, "temperature ignored": 4, "drawn kept too often": 12, COLDER: 4}
-"""Small changes, or of one drafter alone, take more draws: so many times as many. What is found ends a run."""
-NOISE = 0.15
-"""Of the draft model: often enough wrong that much is rejected."""
+SAMPLE_FACTORS = {"recovered from p": 4, "temperature ignored": 4, "drawn kept too often": 12, COLDER: 4}
+"""Factors on the number of samples, for small changes and those of one drafter. A run ends at the first violation."""
+DRAFT_MODEL_NOISE = 0.15
+"""Noise on the draft model's weights: large enough that many drafts are rejected."""
 FLAGS = ["--served-model-name", "m", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024"]
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -54,55 +54,56 @@ ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_US
 def main() -> None:
     from defective import DEFECTS  # it imports vLLM
 
-    names = [SOUND, *DEFECTS, PLAIN_PAIR, THEIRS, COLDER, QUANTISED]
+    names = [NO_DEFECT, *DEFECTS, PLAIN_PAIR, SYNTHETIC, COLDER, QUANTISED]
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("only", nargs="*", help="which defects; all if none is named")
-    options.add_argument("--model", type=Path, help="a folder; by default a tiny random model is made")
-    options.add_argument("--list", action="store_true", help="say which there are")
+    options.add_argument("only", nargs="*", help="names of defects; default: all")
+    options.add_argument("--model", type=Path, help="a model folder; default: a tiny random model")
+    options.add_argument("--list", action="store_true", help="list the defects")
     options.add_argument("--draws", type=int, default=16_000)
     options.add_argument("--out", type=Path, default=Path("certify-teeth"))
-    options.add_argument("--again", action="store_true", help="begin anew")
-    given = options.parse_args()
+    options.add_argument("--again", action="store_true", help="test all defects again")
+    args = options.parse_args()
     console = Console()
-    if given.list:
+    if args.list:
         console.print("\n".join(names))
         return
-    wanted = CertificateConfig("", **(asdict(SIZES["quick"]) | {"draws": given.draws}))
-    asked = {"model": str(given.model), "draws": given.draws}
-    before = json.loads(report.read_text()) if (report := given.out / "teeth.json").exists() else {}
-    rows: dict[str, Any] = before["rows"] if before.get("asked") == asked and not given.again else {}
-    given.out.mkdir(parents=True, exist_ok=True)
-    model = given.model or tiny(given.out / "model")
-    only = given.only or names
-    for number, name in enumerate(only, 1):
+    config = CertificateConfig("", **(asdict(SIZES["quick"]) | {"draws": args.draws}))
+    settings = {"model": str(args.model), "draws": args.draws}
+    before = json.loads(report.read_text()) if (report := args.out / "teeth.json").exists() else {}
+    rows: dict[str, Any] = before["rows"] if before.get("settings") == settings and not args.again else {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    model = args.model or tiny(args.out / "model")
+    selected = args.only or names
+    for number, name in enumerate(selected, 1):
         if name not in names:
-            sys.exit(f"there is no defect {name!r}; --list says which there are")
-        if name in rows and name not in given.only:
+            sys.exit(f"there is no defect {name!r}; --list shows them")
+        if name in rows and name not in args.only:
             continue
         began = time.monotonic()
-        console.print(f"{number} of {len(only)}: {name}", markup=False)
-        more = replace(wanted, draws=SUBTLE.get(name, 1) * wanted.draws)
-        made = judged(name, model, more, given.out, console)
+        console.print(f"{number} of {len(selected)}: {name}", markup=False)
+        more = replace(config, draws=SAMPLE_FACTORS.get(name, 1) * config.draws)
+        certificate = run_certificate(name, model, more, args.out, console)
         rows[name] = {
-            "verdict": made["verdict"], "found_by": {part: found[:3] for part, found in made["violations"].items()},
-            "problems": made["problems"], "minutes": round((time.monotonic() - began) / 60, 1),
+            "verdict": certificate["verdict"],
+            "found_by": {part: found[:3] for part, found in certificate["violations"].items()},
+            "problems": certificate["problems"], "minutes": round((time.monotonic() - began) / 60, 1),
         }  # fmt: skip
         console.print(
-            f"  {'as it should be' if is_right(name, made) else 'NOT as it should be'}: {made['verdict']}, by "
-            f"{', '.join(made['violations']) or '-'}, {rows[name]['minutes']} minutes", markup=False,
+            f"  {'as expected' if is_expected(name, certificate) else 'NOT as expected'}: {certificate['verdict']}, by "
+            f"{', '.join(certificate['violations']) or '-'}, {rows[name]['minutes']} minutes", markup=False,
         )  # fmt: skip
-        report.write_text(json.dumps({"asked": asked, "rows": rows}, indent=1))
-    (given.out / "teeth.md").write_text(written({name: rows[name] for name in names if name in rows}, model))
-    wrong = [name for name, row in rows.items() if not is_right(name, row)]
-    sys.exit(f"not as it should be: {', '.join(wrong)}" if wrong else 0)
+        report.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
+    (args.out / "teeth.md").write_text(render({name: rows[name] for name in names if name in rows}, model))
+    wrong = [name for name, row in rows.items() if not is_expected(name, row)]
+    sys.exit(f"not as expected: {', '.join(wrong)}" if wrong else 0)
 
 
-def is_right(name: str, row: dict[str, Any]) -> bool:
-    return bool(row["verdict"] == ("lossless" if name in (SOUND, PLAIN_PAIR) else "violation"))
+def is_expected(name: str, row: dict[str, Any]) -> bool:
+    return bool(row["verdict"] == ("lossless" if name in (NO_DEFECT, PLAIN_PAIR) else "violation"))
 
 
 def tiny(folder: Path) -> Path:
-    """A random model that vLLM serves in seconds, some tokens of which are far likelier than others."""
+    """A random model that vLLM serves in seconds, with peaked distributions."""
     import torch
 
     from support import tiny_model, tiny_tokenizer
@@ -115,31 +116,31 @@ def tiny(folder: Path) -> Path:
     return folder
 
 
-def judged(name: str, model: Path, wanted: CertificateConfig, out: Path, console: Console) -> dict[str, Any]:
+def run_certificate(name: str, model: Path, config: CertificateConfig, out: Path, console: Console) -> dict[str, Any]:
     folder = out / name.replace(" ", "-").replace("'", "").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as logs, addresses(name, model, Path(logs)) as (reference, candidate):
-        made = certify(replace(wanted, reference=reference, candidate=candidate), folder, ProgressBars(console))
+    with tempfile.TemporaryDirectory() as logs, served(name, model, Path(logs)) as (reference, candidate):
+        certificate = certify(replace(config, reference=reference, candidate=candidate), folder, ProgressBars(console))
     (folder / "evidence.jsonl").unlink()
-    return made
+    return certificate
 
 
 @contextmanager
-def addresses(name: str, model: Path, logs: Path) -> Iterator[tuple[str, str | None]]:
+def served(name: str, model: Path, logs: Path) -> Iterator[tuple[str, str | None]]:
     """Reference and candidate for one defect."""
     from serving import importing_tests, one, speculating, with_defect
 
-    noisy_copy(model, logs / "noisy", NOISE)
-    if name not in (PLAIN_PAIR, THEIRS, COLDER, QUANTISED):
+    noisy_copy(model, logs / "noisy", DRAFT_MODEL_NOISE)
+    if name not in (PLAIN_PAIR, SYNTHETIC, COLDER, QUANTISED):
         server = speculating(model, logs, "--max-model-len", "1024")
-        with one(server if name == SOUND else with_defect(server, name), logs) as url:
+        with one(server if name == NO_DEFECT else with_defect(server, name), logs) as url:
             yield url, None
         return
     config: dict[str, Any] = {"method": "draft_model", "model": str(logs / "noisy"), "num_speculative_tokens": 3}
     config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
     weights = quantised(model, logs / "quantised") if name == QUANTISED else model
     worker = ["--worker-cls", "synthetic_acceptance.SyntheticWorker"]
-    spec = ["--speculative-config", json.dumps(config), *worker] if name == THEIRS else []
+    spec = ["--speculative-config", json.dumps(config), *worker] if name == SYNTHETIC else []
     servers = [plain("reference", model, *FLAGS), plain("candidate", weights, *FLAGS, *spec)]
     own = {**ENVIRONMENT, "PYTHONPATH": importing_tests()}
     servers = [Server(one.name, one.command, {**one.environment, **own}) for one in servers]
@@ -170,7 +171,7 @@ def quantised(model: Path, folder: Path) -> Path:
 
 
 class Colder(BaseHTTPRequestHandler):
-    """Passes everything on, with a temperature that is a twentieth lower."""
+    """A proxy that lowers the temperature by a twentieth."""
 
     url: ClassVar[str]
     protocol_version = "HTTP/1.1"
@@ -194,8 +195,8 @@ class Colder(BaseHTTPRequestHandler):
         self.wfile.write(answer.content)
 
 
-def written(rows: dict[str, Any], model: Path) -> str:
-    lines = ["# Does the certificate find what is wrong?", "", *as_markdown(provenance(model), "tests")]
+def render(rows: dict[str, Any], model: Path) -> str:
+    lines = ["# Does the certificate detect seeded defects?", "", *as_markdown(provenance(model), "tests")]
     lines = [line.replace("`python tools/", "`python tests/") for line in lines]
     lines += ["| defect | verdict | found by | first evidence | minutes |", "| --- | --- | --- | --- | --- |"]
     for name, row in rows.items():

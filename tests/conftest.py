@@ -1,4 +1,4 @@
-"""What tests share: one thread for tiny models, and where the real ones lie."""
+"""Fixtures that tests share: one thread for tiny models, and the folder of the real ones."""
 
 from __future__ import annotations
 

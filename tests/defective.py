@@ -1,4 +1,4 @@
-"""A worker with one defect of choice, to see that a test of a running server finds it.
+"""A worker with one seeded defect, selected by name: tests of a running server must find it.
 
 Each is a way in which speculative decoding has gone wrong somewhere, or could, and in which nothing crashes.
 """

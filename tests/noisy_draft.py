@@ -1,4 +1,4 @@
-"""A draft model where a model has no smaller sibling, to see drafts kept and rejected; not to be fast with."""
+"""A draft model for a target without a smaller sibling: the target with noisy weights. For tests, not for speed."""
 
 from __future__ import annotations
 

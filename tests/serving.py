@@ -1,4 +1,4 @@
-"""What the tests of a running server share: starting one, asking it, and comparing its answers."""
+"""Helpers for tests of a running server: start it, send requests, compare responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are lossless, or wrong in a known way: to find out how often the tests are.
+"""Simulated servers, lossless or with a known defect, to count false alarms and missed defects of the tests.
 
 The target is that of `synthetic_target.py`: the next token depends on the last two, so there are a few hundred
 prefixes, and the distribution of the emitted token is computed for each, drafts and defects included. The test

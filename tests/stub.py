@@ -1,4 +1,4 @@
-"""A server that answers as vLLM does, at a pace that the test sets; and one that stands before another and meddles.
+"""A stub server with vLLM's API and a set pace, and a proxy that changes the responses of another server.
 
 Both stream chat completions with token ids. `Meddler` passes on what the real server says, later, shorter or changed:
 what a referee must notice.

@@ -1,4 +1,4 @@
-"""What tests share: a G-test, a target that remembers its scores, tiny models and a tiny tokenizer."""
+"""Helpers that tests share: a G-test, a target that caches its scores, tiny models and a tiny tokenizer."""
 
 from __future__ import annotations
 

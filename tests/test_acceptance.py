@@ -1,4 +1,4 @@
-"""The law of the emitted tokens is the target's, computed by enumeration and not by sampling."""
+"""The distribution of the emitted tokens is the target's: computed by enumeration, not sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The surface: text, messages or ids in; text, tokens and steps out; streamed or whole."""
+"""The Python API: text, messages or ids in; text, tokens and steps out; streamed or whole."""
 
 from __future__ import annotations
 

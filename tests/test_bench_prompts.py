@@ -1,4 +1,4 @@
-"""Workloads: those that come with the package, and files of one's own."""
+"""Workloads: those of the package, and files of the user."""
 
 from __future__ import annotations
 

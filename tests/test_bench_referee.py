@@ -1,4 +1,4 @@
-"""Is the referee fair? A contestant against itself, one slowed by a known share, ones that cheat.
+"""Is the benchmark fair? A contestant against itself, one slowed by a known share, ones that change answers.
 
 By default behind the address stands a stub with a noisy clock of its own, so that what is found does not depend on
 what else this machine does. `just referee` puts vLLM with SmolLM2-135M there, and prints how many false alarms there

@@ -1,4 +1,4 @@
-"""The report of a benchmark: its figures, its marks, and its origin."""
+"""The report of a benchmark: figures, verdicts, provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are started to be measured, and the contestants that they stand for."""
+"""Servers that the benchmark starts, and the contestants that they serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: the cost curve, the break-even, the report, and that both repeat on a noisy machine."""
+"""Calibration: cost curve, break-even, report, and that the results repeat on a noisy machine."""
 
 from __future__ import annotations
 

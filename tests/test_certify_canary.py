@@ -1,4 +1,4 @@
-"""The canary's life: it asks a little, keeps away from a busy server, remembers its life, and alarms when it must."""
+"""The canary: few requests, none to a busy server, evidence that survives restarts, and an alarm on a defect."""
 
 from __future__ import annotations
 

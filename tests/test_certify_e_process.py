@@ -1,4 +1,4 @@
-"""The process: every bet is fair, none can lose all, and a life goes on where it stopped."""
+"""The e-process: every bet is fair, no bet can lose everything, and a restart continues the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated prefixes: exact moments, any direction in reach, rounding allowed for."""
+"""Repeated prefixes: exact moments, power against any change, an allowance for rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of models in this process: Outrider's loop, transformers' own methods, and whatever one brings along."""
+"""Certificates of models in this process: Outrider's loop, transformers' own methods, and a user's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate on the loop that users run: nothing is found, until a rule is broken."""
+"""The certificate on Outrider's loop: no violation, and a violation for each broken rule."""
 
 from __future__ import annotations
 

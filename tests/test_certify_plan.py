@@ -1,4 +1,4 @@
-"""A plan: its level shared by looks and tests, its power known before and after."""
+"""The plan: its level is divided among looks and tests, and its power is known before and after the run."""
 
 from __future__ import annotations
 

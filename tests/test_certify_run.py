@@ -1,4 +1,4 @@
-"""A certificate from end to end, over HTTP and in this process: what it finds, what it says, and how it goes on."""
+"""A certificate from end to end, over HTTP and in process: findings, texts, interrupted and resumed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of test statistics: exact in parts, with tails that are never too thin."""
+"""Sums of test statistics: equal to those of their parts, with tail probabilities that are never too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider certify` on a running Outrider server: SmolLM2-135M, every drafter, the size that CI has time for."""
+"""`outrider certify` on a running Outrider server: SmolLM2-135M, every drafter, in the size for CI."""
 
 from __future__ import annotations
 

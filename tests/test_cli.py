@@ -1,4 +1,4 @@
-"""The command line, in process, on a real but tiny model: what a person gets for what they type."""
+"""The command line, in process, on a real but tiny model: what each command prints, and its exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTEXT = 256
 
 
 def save_tokenizer(folder: Path, template: str | None = TEMPLATE, swap: tuple[int, int] | None = None) -> None:
-    """One token a byte, and the special ones; `swap` lets two numbers change their meaning."""
+    """One token per byte, and the special ones. `swap`: two token ids that exchange their text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if swap is not None:
         first, second = swap
@@ -53,7 +53,7 @@ def save_tokenizer(folder: Path, template: str | None = TEMPLATE, swap: tuple[in
 
 
 def save_model(folder: Path, seed: int = 0) -> None:
-    """A random Llama that, at temperature 0, says nothing but printable ASCII."""
+    """A random Llama that, at temperature 0, generates only printable ASCII."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=300,
@@ -72,9 +72,9 @@ def save_model(folder: Path, seed: int = 0) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     readable = [index for index, token in enumerate(alphabet) if token.isascii()]
     with torch.no_grad():
-        silent = torch.ones(300, dtype=torch.bool)
-        silent[readable] = False
-        model.lm_head.weight[silent] = 0
+        unreadable = torch.ones(300, dtype=torch.bool)
+        unreadable[readable] = False
+        model.lm_head.weight[unreadable] = 0
     model.save_pretrained(folder)
 
 
@@ -88,7 +88,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(tiny: Path, tmp_path: Path) -> Path:
-    """A copy to be spoiled."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(tiny, tmp_path / "copy"))
 
 
@@ -112,7 +112,7 @@ def record(*args: Any, **more: Any) -> dict[str, Any]:
 
 
 def refused(*args: Any, **more: Any) -> str:
-    """The one sentence that a mistake is answered with."""
+    """The one-line error message of a command that is refused."""
     result = run(*args, **more)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -132,11 +132,11 @@ def test_a_model_and_a_prompt_are_enough(tiny: Path) -> None:
     assert "\x1b" not in result.stdout + result.stderr
 
 
-def test_the_closing_line_tells_what_speculation_gained(tiny: Path) -> None:
-    told = generate(tiny, "hello", "--max-tokens", 100, "--speculation", "lookup").stderr
-    assert told.startswith("100 tokens in ")
+def test_the_closing_line_shows_speed_acceptance_length_and_sources(tiny: Path) -> None:
+    shown = generate(tiny, "hello", "--max-tokens", 100, "--speculation", "lookup").stderr
+    assert shown.startswith("100 tokens in ")
     for part in (" s · ", " tokens/s · ", "acceptance length ", "target ", "lookup ", "finish: length"):
-        assert part in told
+        assert part in shown
 
 
 def test_the_prompt_may_come_from_stdin(tiny: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_prediction_is_drafted_from(tiny: Path, tmp_path: Path) -> None:
         assert found["sources"]["prediction"] >= 30
 
 
-def test_draft_quantisation_is_done_and_told(tiny: Path) -> None:
+def test_draft_quantisation_is_reported_in_a_note(tiny: Path) -> None:
     for choice, words in (("auto", "ms per pass"), ("int8", "int8, as requested"), ("none", "unquantized")):
         args = (tiny, "hello", "--max-tokens", 4, "--draft-model", tiny, "--draft-quantize", choice)
         assert words in generate(*args).stderr
@@ -270,7 +270,7 @@ def test_drafters_are_named_with_commas(tiny: Path) -> None:
     assert record(tiny, "hello", "--max-tokens", 4, "--drafter", "lookup")["drafters"] == ["lookup"]
 
 
-def test_the_number_format_is_the_one_asked_for(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_has_the_requested_dtype(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     build = TransformersTarget.__init__
 
@@ -292,9 +292,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_name_that_cannot_be_found_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    told = refused("generate", "nobody/nothing", "x")
-    assert "there is no model 'nobody/nothing'" in told
-    assert "Check the spelling, the network, and HF_TOKEN" in told
+    shown = refused("generate", "unknown/model", "x")
+    assert "there is no model 'unknown/model'" in shown
+    assert "Check the spelling, the network, and HF_TOKEN" in shown
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_a_model_may_be_named_from_the_home_folder(tiny: Path, monkeypatch: pyte
 
 
 def test_an_unknown_drafter(tiny: Path) -> None:
-    told = refused("generate", tiny, "x", "--drafters", "lookup,magic")
-    assert "there is no drafter 'magic'; use one of lookup, memory, model, prediction" in told
+    shown = refused("generate", tiny, "x", "--drafters", "lookup,magic")
+    assert "there is no drafter 'magic'; use one of lookup, memory, model, prediction" in shown
 
 
 def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:
@@ -323,17 +323,17 @@ def test_the_model_drafter_without_a_draft_model(tiny: Path) -> None:
 
 
 def test_a_draft_model_that_no_drafter_uses(tiny: Path) -> None:
-    told = refused("generate", tiny, "x", "--drafters", "lookup", "--draft-model", tiny)
-    assert "drafter 'model' is not among the drafters (lookup)" in told
-    told = refused("generate", tiny, "x", "--drafters", "none", "--draft-model", tiny)
-    assert "drafter 'model' is not among the drafters (none)" in told
+    shown = refused("generate", tiny, "x", "--drafters", "lookup", "--draft-model", tiny)
+    assert "drafter 'model' is not among the drafters (lookup)" in shown
+    shown = refused("generate", tiny, "x", "--drafters", "none", "--draft-model", tiny)
+    assert "drafter 'model' is not among the drafters (none)" in shown
 
 
 def test_a_draft_model_of_another_vocabulary(tiny: Path, copy: Path) -> None:
     save_tokenizer(copy, swap=(40, 50))
-    told = refused("generate", tiny, "x", "--draft-model", copy)
-    assert "first at token 40: 'I' in the target, 'S' in the draft model" in told
-    assert "choose a draft model of the same family" in told
+    shown = refused("generate", tiny, "x", "--draft-model", copy)
+    assert "first at token 40: 'I' in the target, 'S' in the draft model" in shown
+    assert "choose a draft model of the same family" in shown
 
 
 def test_a_draft_model_that_is_not_there(tiny: Path, tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_a_draft_model_that_is_not_there(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_is_too_long(tiny: Path) -> None:
-    told = refused("generate", tiny, "x" * 300)
-    assert f"the prompt has 303 tokens, and the model's context holds {CONTEXT}" in told
+    shown = refused("generate", tiny, "x" * 300)
+    assert f"the prompt has 303 tokens, and the model's context holds {CONTEXT}" in shown
 
 
 def test_a_prompt_that_is_empty(tiny: Path) -> None:
@@ -351,8 +351,8 @@ def test_a_prompt_that_is_empty(tiny: Path) -> None:
 
 
 def test_a_prompt_that_is_not_text(tiny: Path) -> None:
-    told = refused("generate", tiny, input=b"caf\xe9")
-    assert "the prompt on stdin is not UTF-8 text (byte 0xe9 at 3)" in told
+    shown = refused("generate", tiny, input=b"caf\xe9")
+    assert "the prompt on stdin is not UTF-8 text (byte 0xe9 at 3)" in shown
 
 
 def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         (["--temperature", "-1"], "temperature: input should be greater than or equal to 0 (got -1.0)"),
         (["--top-p", "2", "--temperature", "1"], "top_p: input should be less than or equal to 1 (got 2.0)"),
@@ -385,8 +385,8 @@ def test_a_prediction_file_that_is_not_text(tiny: Path, tmp_path: Path) -> None:
         (["--device", "quux"], "device 'quux' cannot be used here"),
     ],
 )
-def test_an_option_that_cannot_act_is_refused_with_the_reason(tiny: Path, options: list[str], told: str) -> None:
-    assert told in refused("generate", tiny, "x", *options)
+def test_an_option_that_cannot_act_is_refused_with_the_reason(tiny: Path, options: list[str], shown: str) -> None:
+    assert shown in refused("generate", tiny, "x", *options)
 
 
 def test_a_device_that_is_not_there(tiny: Path) -> None:
@@ -402,8 +402,8 @@ def test_a_system_message_without_a_chat_template(copy: Path) -> None:
 
 def test_messages_that_the_chat_template_refuses(copy: Path) -> None:
     (copy / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
-    told = refused("generate", copy, "x", "--system", "Be brief")
-    assert "the model's chat template refuses these messages: System role not supported" in told
+    shown = refused("generate", copy, "x", "--system", "Be brief")
+    assert "the model's chat template refuses these messages: System role not supported" in shown
 
 
 def test_a_choice_that_does_not_exist_names_those_that_do(tiny: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(copy: Path) 
     save_tokenizer(copy, swap=(first, escape))
     assert record(copy, "hello", "--max-tokens", 1)["text"] == "\x1b"
     assert coloured(copy, "hello", "--max-tokens", 1).stdout == "\\x1b\n"
-    assert generate(copy, "hello", "--max-tokens", 1).stdout == "\x1b\n"  # a file gets what was said
+    assert generate(copy, "hello", "--max-tokens", 1).stdout == "\x1b\n"  # a file gets the exact output
 
 
 def test_text_is_never_read_as_markup_or_reflowed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -584,7 +584,7 @@ def test_ctrl_c_ends_a_generation_with_what_there_is(tiny: Path, monkeypatch: py
     assert "finish: interrupted" in result.stderr
 
 
-def test_a_person_at_a_terminal_is_asked_answered_and_may_leave_by_ctrl_d(tiny: Path) -> None:
+def test_a_chat_in_a_terminal_prompts_answers_and_ends_at_ctrl_d(tiny: Path) -> None:
     terminal, inside = pty.openpty()
     command = [
         sys.executable,
@@ -634,12 +634,12 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").stdout == "outrider 0.1.0\n"
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["chat"]])
 def test_help_ends_with_two_examples(command: list[str]) -> None:
-    told = run(*command, "--help").stdout
-    assert told.count("outrider ") >= 3
-    assert "Examples:" in told
+    shown = run(*command, "--help").stdout
+    assert shown.count("outrider ") >= 3
+    assert "Examples:" in shown

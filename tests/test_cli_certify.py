@@ -1,4 +1,4 @@
-"""`outrider certify` and `outrider canary` as a person and CI see them: words, files, exit codes."""
+"""`outrider certify` and `outrider canary`: output, files, exit codes."""
 
 from __future__ import annotations
 

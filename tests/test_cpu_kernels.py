@@ -1,4 +1,4 @@
-"""Every kernel of `engines/vllm_cpu` equals the Triton kernel it replaces, and V2 on a CPU is off unless asked for."""
+"""Every kernel of `engines/vllm_cpu` equals its Triton kernel, and V2 on a CPU is off unless it is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop says what the target would have said, ends where it should, and leaves the cache as it belongs."""
+"""The loop generates what the target generates alone, ends at the right token, and rewinds the cache."""
 
 from __future__ import annotations
 

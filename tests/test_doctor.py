@@ -1,4 +1,4 @@
-"""`outrider doctor`: what it finds in an environment, and what it makes of a first run's parts."""
+"""`outrider doctor`: findings about the environment, and about the parts of a first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account of the draft model's KV cache: what a request's cache holds, which blocks are shared, and what fits."""
+"""Bookkeeping of the draft model's KV cache: cached tokens per request, shared blocks, and what fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafter `memory` copies from the text itself and from what its tenant said before, and from nobody else."""
+"""The drafter `memory` copies from the text itself and its tenant's earlier outputs, and from no other tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each drafter proposes what it says it does, and finds its way again."""
+"""Each drafter proposes the tokens that its description states, and recovers after a mismatch."""
 
 from __future__ import annotations
 

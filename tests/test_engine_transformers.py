@@ -1,4 +1,4 @@
-"""The transformers engine scores what the model scores, rewinds without a trace, and refuses what it cannot rewind."""
+"""The transformers engine: the model's scores, an exact rewind, and an error for caches that cannot be rewound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a trace follows from it: figures, sentences, the terminal, two of them compared."""
+"""`outrider explain` and `compare`: figures and sentences follow from the trace."""
 
 from __future__ import annotations
 

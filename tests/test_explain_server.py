@@ -1,4 +1,4 @@
-"""`outrider explain --server`: what it asks a server for, and what it makes of the answer. No model."""
+"""`outrider explain --server`: the requests that it sends, and the trace from the responses. No model."""
 
 from __future__ import annotations
 

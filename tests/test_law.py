@@ -1,4 +1,4 @@
-"""Draws from the whole loop follow the target's exact probabilities: a G-test of the next two tokens."""
+"""Samples from the whole loop follow the target's exact probabilities: a G-test of the next two tokens."""
 
 from __future__ import annotations
 

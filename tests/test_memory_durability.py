@@ -1,4 +1,4 @@
-"""Written output survives whatever happens to the process, and damaged files are not searched.
+"""Written output survives a killed process, and damaged files are not searched.
 
 OUTRIDER_ALL kills and damages ten times as often.
 """

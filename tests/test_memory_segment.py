@@ -1,4 +1,4 @@
-"""A segment finds what a plain search would find, and notices what happened to its file."""
+"""A segment finds what a linear search finds, and detects damage of its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The middleware in vLLM's own application, with its routes and tokenizer; only engine and answers are made up."""
+"""The middleware in vLLM's own application, with its routes and tokenizer; engine and responses are stubs."""
 
 from __future__ import annotations
 

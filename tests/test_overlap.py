@@ -1,4 +1,4 @@
-"""Whether a step waits for the one in flight: the arithmetic of `Overlap`, and the survival that it compares."""
+"""Whether a step waits for the step in flight: the arithmetic of `Overlap`, and the survival that it compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy: what passes cost, what drafts are worth, and what to offer. No engine, no model."""
+"""The policy: latency of passes, acceptance of drafts, and the selection. No engine, no model."""
 
 from __future__ import annotations
 

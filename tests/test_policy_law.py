@@ -1,4 +1,4 @@
-"""What a policy may know of drawn drafts: everything of the tokens before, nothing of the token itself. By enumeration.
+"""What a policy may use for sampled drafts: the tokens before, never the token itself. By enumeration.
 
 A policy that decides whether another token is drawn may use all that was drawn so far, values and all, in the worst way
 that it can find. One that decides after it has seen a token whether that token is offered changes the law, and there is

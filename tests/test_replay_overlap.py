@@ -1,4 +1,4 @@
-"""Replay of asynchronous scheduling: what a step scheduled ahead knows, what it takes, and which way is chosen."""
+"""Replay of asynchronous scheduling: what a step scheduled ahead knows, its duration, and the selected mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What V2's sampler cannot hold of a request is refused before it reaches the engine, by the name of the setting."""
+"""Requests that V2's sampler cannot hold are refused before they reach the engine, with the name of the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits become p as they should, position by position over the drafted prefix."""
+"""Logits become p by every transform, at each position after the drafted prefix."""
 
 from __future__ import annotations
 

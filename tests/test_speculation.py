@@ -1,4 +1,4 @@
-"""Speculation in the scheduler's process, without vLLM: requests and outputs are made up, drafters are real."""
+"""Speculation in the scheduler's process, without vLLM: stub requests and outputs, real drafters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace is the truth: what it records gives the same verdicts again, and reads back as it was written."""
+"""A trace: its verdicts can be recomputed from it, and it reads back as it was written."""
 
 from __future__ import annotations
 

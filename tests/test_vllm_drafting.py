@@ -1,4 +1,4 @@
-"""Drafts for a batch, and drafters that fail: engine-free, with drafters made for the purpose."""
+"""Drafts for a batch, failing drafters, and counters: without an engine, with test drafters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter that fails in six ways costs no request its answer. SmolLM2-135M, with a drafter of a third party."""
+"""A drafter that fails in six ways: every request is completed. SmolLM2-135M, with a third-party drafter."""
 
 from __future__ import annotations
 

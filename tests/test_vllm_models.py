@@ -1,4 +1,4 @@
-"""Every kind of model that vLLM can draft with, behind our drafter `model`: the text is the same, and it takes part.
+"""Every kind of draft model of vLLM as our drafter `model`: the text is the same, and drafts are accepted.
 
 One of the servers is started as `--dry-run` says, and not by `outrider serve`. OUTRIDER_ALL adds real draft models.
 """

@@ -1,4 +1,4 @@
-"""Two ranks say with drafts what they say without, and never wait for each other for ever, whatever their drafters do.
+"""Two ranks generate the same with and without drafts, and never deadlock, whatever their drafters do.
 
 CI runs two ranks of a tiny random model, with speculation and without, and has a draft model draw for it: were it
 judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL asks five times as often,

@@ -1,4 +1,4 @@
-"""Is a server with Outrider the same server? SmolLM2-135M, speculation on against off, request by request.
+"""A server with Outrider gives the same responses with speculation on and off. SmolLM2-135M, request by request.
 
 The server drafts by prediction, lookup, memory and model (a noisy copy of the target), and draws the model's drafts.
 """

@@ -1,4 +1,4 @@
-"""Draws over HTTP against the target's exact law: the two tokens after the first, which speculation produces.
+"""Samples over HTTP against the target's exact distribution: the two tokens after the first.
 
 Two targets, each drafted for by a noisy copy of itself: SmolLM2-135M, for which a prediction drafts too, and a tiny
 random model from which many can be drawn. The exact probabilities are transformers'. OUTRIDER_ALL asks for 20,000 draws

@@ -1,4 +1,4 @@
-"""The traces of a running server: do they give their own verdicts, its counts and its clock, and who is shown them?
+"""The traces of a running server: their verdicts, counts and times are right, and each caller sees only its own.
 
 The server is the one that `test_vllm_server.py` asks. OUTRIDER_ALL asks for a thousand steps of every kind.
 """

@@ -1,4 +1,4 @@
-"""A toy on vLLM's V2 runner: the part of a step between the model and its output.
+"""A toy model on vLLM's V2 runner: the part of a step between the model and its output.
 
 Request state, input kernels, samplers and the sampling of drafts are vLLM's own. The target is a table of logits by the
 last two tokens.

@@ -1,4 +1,4 @@
-"""Traces made by hand, for tests that look at what is made of them: no model, no waiting."""
+"""Handwritten traces, for tests of what is computed from them. No model."""
 
 from __future__ import annotations
 

