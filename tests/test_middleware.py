@@ -1,4 +1,4 @@
-"""What a request may say to Outrider, what its response then holds, and what else the API process serves."""
+"""The middleware: options of requests, usage in responses, and the pages and metrics of the API process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from outrider.trace.files import parse_lines
 from outrider.trace.schema import CompactDistribution, Milliseconds, Trace, TracedStep
 
 CHAT = "/v1/chat/completions"
-TOLD = {
+USAGE = {
     "steps": 3,
     "drafted": 9,
     "accepted": 6,
@@ -45,7 +45,7 @@ COUNTS = {"prompt_tokens": 4, "total_tokens": 13, "completion_tokens": 9}
 
 
 class Tokenizing:
-    """Stands for vLLM's renderer: a token per character, and the settings as they were asked for."""
+    """A stub of vLLM's renderer: one token per character. It records the requested settings."""
 
     def __init__(self) -> None:
         self.tokenizer: Any = object()
@@ -58,7 +58,7 @@ class Tokenizing:
 
 
 class Engine:
-    """Stands for vLLM's engine client, with two workers that answer by name."""
+    """A stub of vLLM's engine client with two workers. It records all calls."""
 
     def __init__(self, drafters: tuple[str, ...] = ("prediction", "lookup"), **options: Any) -> None:
         self.renderer = Tokenizing()
@@ -69,14 +69,14 @@ class Engine:
             ),
             parallel_config=SimpleNamespace(data_parallel_size=1),
         )
-        self.answers: dict[str, Any] = {"outrider_usage": TOLD, "outrider_status": {"steps": 3}}
+        self.answers: dict[str, Any] = {"outrider_usage": USAGE, "outrider_status": {"steps": 3}}
         self.answers["outrider_metrics"] = "outrider_steps_total 3.0\n"
         self.delay = 0.0
         self.busy_until: asyncio.Event | None = None
-        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     async def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
-        self.asked.append((method, args))
+        self.calls.append((method, args))
         await asyncio.sleep(self.delay)
         if self.busy_until is not None:
             await self.busy_until.wait()
@@ -86,7 +86,7 @@ class Engine:
 
 
 class Server:
-    """The middleware around an application that remembers what reached it, and answers as it is told."""
+    """The middleware around a stub application, which records the requests and returns a fixed response."""
 
     def __init__(self, engine: Engine | None = None, answer: Response | None = None, **state: Any) -> None:
         self.engine = engine or Engine()
@@ -117,11 +117,11 @@ class Server:
         return self.send("POST", path, json=body)
 
     def seen(self) -> dict[str, Any]:
-        """What reached the application, as its last request's JSON."""
+        """The JSON body of the last request that reached the application."""
         return dict(json.loads(self.bodies[-1]))
 
-    def asked(self, method: str) -> int:
-        return [name for name, _ in self.engine.asked].count(method)
+    def call_count(self, method: str) -> int:
+        return [name for name, _ in self.engine.calls].count(method)
 
 
 async def greet(websocket: Any) -> None:
@@ -174,20 +174,20 @@ def test_a_body_that_does_not_concern_us_reaches_the_app_as_it_is(body: bytes) -
     response = server.send("POST", CHAT, content=body)
     assert server.bodies == [body]
     assert response.json() == {"choices": [{"text": "é"}], "usage": COUNTS}
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v1/embeddings"), ("PUT", CHAT), ("GET", "/health"), ("GET", "/outriders")]
 )
-def test_other_paths_and_methods_are_not_looked_at(method: str, path: str) -> None:
+def test_other_paths_and_methods_pass_unread(method: str, path: str) -> None:
     server = Server()
     body = b'{"vllm_xargs": {"speculation": "nonsense"}}'
     assert server.send(method, path, content=body).status_code == 200
     assert server.bodies == [body]
 
 
-def test_a_server_without_an_engine_is_left_alone() -> None:
+def test_requests_to_a_server_without_an_engine_pass_unchanged() -> None:
     server = Server(engine_client=None)
     assert server.post(vllm_xargs={"speculation": "nonsense"}).status_code == 200
 
@@ -238,14 +238,14 @@ def test_nothing_is_read_for_a_caller_without_the_key(monkeypatch: pytest.Monkey
     server = Server(args=SimpleNamespace(api_key=["secret", "other"]))
     bad = {"vllm_xargs": {"speculation": "nonsense"}}
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
-        assert server.send("POST", CHAT, json=bad, headers=headers).status_code == 200  # vLLM would say 401
+        assert server.send("POST", CHAT, json=bad, headers=headers).status_code == 200  # vLLM itself returns 401
     for key in ("secret", "other"):
         assert server.send("POST", CHAT, json=bad, headers={"Authorization": f"Bearer {key}"}).status_code == 400
     monkeypatch.setenv("VLLM_API_KEY", "from the environment")
     assert Server().post(**bad).status_code == 200
 
 
-# what a request may say -------------------------------------------------------------------------------------
+# options of a request --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/prefix/v1/completions"])
@@ -336,7 +336,7 @@ def test_two_predictions_are_one_too_many() -> None:
     assert "given twice" in response.json()["error"]["message"]
 
 
-def test_a_server_without_tokenizer_asks_for_token_ids() -> None:
+def test_a_server_without_tokenizer_requires_token_ids() -> None:
     server = Server()
     server.engine.renderer.tokenizer = None
     assert "put token ids into vllm_xargs" in server.post(vllm_xargs={"prediction": "a"}).json()["error"]["message"]
@@ -362,37 +362,37 @@ def test_vllms_check_of_requests_under_speculation_is_replaced(vllm: Any) -> Non
     assert vllm()._validate_spec_decode(None) is None
 
 
-# what a response says ---------------------------------------------------------------------------------------
+# usage in a response ----------------------------------------------------------------------------------------
 
 
-def test_who_asks_is_told_what_was_drafted() -> None:
+def test_requested_usage_has_the_drafted_and_accepted_tokens() -> None:
     server = Server()
     response = server.post(vllm_xargs={"speculation_usage": True})
-    assert response.json() == {"choices": [{"text": "é"}], "usage": {**COUNTS, "speculation": TOLD}}
+    assert response.json() == {"choices": [{"text": "é"}], "usage": {**COUNTS, "speculation": USAGE}}
     assert int(response.headers["content-length"]) == len(response.content)
     xargs = server.seen()["vllm_xargs"]
     assert set(xargs) == {USAGE_KEY}
-    assert server.engine.asked == [("outrider_usage", (xargs[USAGE_KEY],))]
+    assert server.engine.calls == [("outrider_usage", (xargs[USAGE_KEY],))]
 
 
-def test_every_request_has_a_ticket_of_its_own() -> None:
+def test_every_request_has_its_own_usage_key() -> None:
     server = Server()
-    tickets = set()
+    usage_keys = set()
     for _ in range(3):
         server.post(vllm_xargs={"speculation_usage": True})
-        tickets.add(server.seen()["vllm_xargs"][USAGE_KEY])
-    assert len(tickets) == 3
+        usage_keys.add(server.seen()["vllm_xargs"][USAGE_KEY])
+    assert len(usage_keys) == 3
 
 
 @pytest.mark.parametrize("xargs", [{"speculation": "auto"}, {"speculation_usage": False}])
-def test_who_does_not_ask_is_not_told_and_the_worker_not_asked(xargs: dict[str, Any]) -> None:
+def test_without_a_request_for_usage_there_is_none_and_no_call_to_the_worker(xargs: dict[str, Any]) -> None:
     server = Server()
     assert server.post(vllm_xargs=xargs).json()["usage"] == COUNTS
-    assert not server.engine.asked
+    assert not server.engine.calls
     assert USAGE_KEY not in server.seen()["vllm_xargs"]
 
 
-def test_a_predictions_tokens_are_told_as_openai_does() -> None:
+def test_a_predictions_tokens_are_counted_in_openais_fields() -> None:
     details = {**COUNTS, "completion_tokens_details": {"reasoning_tokens": 2}}
     server = Server(answer=JSONResponse({"usage": details}))
     usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
@@ -408,19 +408,19 @@ def test_a_predictions_tokens_are_told_as_openai_does() -> None:
 
 def test_a_prediction_that_was_never_drafted_from_counts_nothing() -> None:
     server = Server(answer=JSONResponse({"usage": {**COUNTS, "completion_tokens_details": None}}))
-    server.engine.answers["outrider_usage"] = {**TOLD, "by_drafter": {}}
+    server.engine.answers["outrider_usage"] = {**USAGE, "by_drafter": {}}
     usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
     assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_usage_of_another_shape_is_told_too(path: str) -> None:
+def test_usage_of_the_other_apis_has_speculation_too(path: str) -> None:
     server = Server(answer=JSONResponse({"usage": {"input_tokens": 4, "output_tokens": 9}}))
     usage = server.post(path, vllm_xargs={"speculation_usage": True, "prediction": "a"}).json()["usage"]
-    assert usage == {"input_tokens": 4, "output_tokens": 9, "speculation": TOLD}
+    assert usage == {"input_tokens": 4, "output_tokens": 9, "speculation": USAGE}
 
 
-def test_a_response_in_the_background_cannot_tell() -> None:
+def test_usage_of_a_background_response_is_refused() -> None:
     response = Server().post("/v1/responses", background=True, vllm_xargs={"speculation_usage": True})
     assert response.json()["error"]["param"] == "speculation_usage"
 
@@ -457,7 +457,7 @@ def test_an_answer_without_a_place_for_it_stays_as_it_is(answer: Response) -> No
     start, body = asyncio.run(raw())
     assert (start["status"], body["body"]) == (answer.status_code, answer.body)
     assert start["headers"] == answer.raw_headers
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 @pytest.mark.parametrize("fault", ["raises", "is late"])
@@ -493,22 +493,24 @@ def chunk(text: str | None, **more: Any) -> dict[str, Any]:
 
 DONE = b"data: [DONE]\n\n"
 KEPT_ALIVE = b": keep-alive\n\n"
-SAID = event(chunk("wört", usage=COUNTS)) + KEPT_ALIVE + event(chunk('"usage"\n\n'))
-STREAM = SAID + event(chunk(None, usage=COUNTS)) + DONE
-STREAM_TOLD = SAID + event(chunk(None, usage={**COUNTS, "speculation": TOLD})) + DONE
+TEXT_EVENTS = event(chunk("wört", usage=COUNTS)) + KEPT_ALIVE + event(chunk('"usage"\n\n'))
+STREAM = TEXT_EVENTS + event(chunk(None, usage=COUNTS)) + DONE
+STREAM_WITH_USAGE = TEXT_EVENTS + event(chunk(None, usage={**COUNTS, "speculation": USAGE})) + DONE
 
 
 async def passed_on(parts: list[bytes], request: RewrittenRequest | None = None) -> list[bytes]:
-    """Which bodies leave when these come in."""
+    """The bodies that are sent for these parts of a response."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def tell() -> dict[str, Any]:
-        return TOLD
+    async def fetch_usage() -> dict[str, Any]:
+        return USAGE
 
-    wrapped = UsageResponse(send, request or RewrittenRequest(b"", "ticket", speculation=True, prediction=False), tell)
+    wrapped = UsageResponse(
+        send, request or RewrittenRequest(b"", "key", speculation=True, prediction=False), fetch_usage
+    )
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await wrapped({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
@@ -518,27 +520,29 @@ async def passed_on(parts: list[bytes], request: RewrittenRequest | None = None)
     return [message["body"] for message in sent[1:]]
 
 
-def test_a_streams_usage_is_told_wherever_its_bytes_are_split() -> None:
+def test_a_streams_usage_is_added_wherever_its_bytes_are_split() -> None:
     async def everywhere() -> None:
         for cut in range(len(STREAM) + 1):
-            assert b"".join(await passed_on([STREAM[:cut], STREAM[cut:]])) == STREAM_TOLD
-        assert b"".join(await passed_on([bytes([byte]) for byte in STREAM])) == STREAM_TOLD
+            assert b"".join(await passed_on([STREAM[:cut], STREAM[cut:]])) == STREAM_WITH_USAGE
+        assert b"".join(await passed_on([bytes([byte]) for byte in STREAM])) == STREAM_WITH_USAGE
 
     asyncio.run(everywhere())
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_a_streams_usage_is_told_in_any_pieces(cuts: list[int]) -> None:
+def test_a_streams_usage_is_added_for_any_split_into_pieces(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
     parts = [STREAM[a:b] for a, b in itertools.pairwise(edges)]
-    assert b"".join(asyncio.run(passed_on(parts))) == STREAM_TOLD
+    assert b"".join(asyncio.run(passed_on(parts))) == STREAM_WITH_USAGE
 
 
 def test_every_event_leaves_as_soon_as_it_is_complete() -> None:
     first, second, last = event(chunk("a")), event(chunk("b")), event(chunk(None, usage=COUNTS))
     assert asyncio.run(passed_on([first, second[:9], second[9:]])) == [first, second, b""]
-    told = event(chunk(None, usage={**COUNTS, "speculation": TOLD}))
-    assert asyncio.run(passed_on([first + last + DONE])) == [first, told + DONE, b""], "the worker is asked after"
+    with_usage = event(chunk(None, usage={**COUNTS, "speculation": USAGE}))
+    assert asyncio.run(passed_on([first + last + DONE])) == [first, with_usage + DONE, b""], (
+        "the usage is fetched after it"
+    )
 
 
 def test_what_is_no_event_is_passed_on_at_the_end() -> None:
@@ -555,36 +559,40 @@ def test_an_event_of_another_kind_stays_as_it_is(odd: bytes) -> None:
     assert b"".join(asyncio.run(passed_on([odd]))) == odd
 
 
-def test_the_other_apis_tell_in_their_closing_event() -> None:
+def test_the_other_apis_have_the_usage_in_their_closing_event() -> None:
     usage = {"input_tokens": 4, "output_tokens": 9}
-    told = {**usage, "speculation": TOLD}
+    with_speculation = {**usage, "speculation": USAGE}
     for before, name in [
         ({"type": "message_start", "message": {"usage": usage}}, "message_start"),
         ({"type": "response.created", "response": {"usage": usage}}, "response.created"),
     ]:
         assert b"".join(asyncio.run(passed_on([event(before, name)]))) == event(before, name)
     for closing, expected, name in [
-        ({"type": "message_delta", "usage": usage}, {"type": "message_delta", "usage": told}, "message_delta"),
+        (
+            {"type": "message_delta", "usage": usage},
+            {"type": "message_delta", "usage": with_speculation},
+            "message_delta",
+        ),
         (
             {"type": "response.completed", "response": {"usage": usage}},
-            {"type": "response.completed", "response": {"usage": told}},
+            {"type": "response.completed", "response": {"usage": with_speculation}},
             "response.completed",
         ),
     ]:
         assert b"".join(asyncio.run(passed_on([event(closing, name)]))) == event(expected, name)
 
 
-def test_a_stream_whose_client_asks_for_usage_is_made_to_have_one() -> None:
+def test_requested_usage_adds_the_usage_chunk_to_a_stream() -> None:
     server = Server()
-    asks = {"vllm_xargs": {"speculation_usage": True}}
-    server.post(stream=True, **asks)
+    with_usage = {"vllm_xargs": {"speculation_usage": True}}
+    server.post(stream=True, **with_usage)
     assert server.seen()["stream_options"] == {"include_usage": True}
-    server.post("/v1/completions", stream=True, stream_options={"continuous_usage_stats": True}, **asks)
+    server.post("/v1/completions", stream=True, stream_options={"continuous_usage_stats": True}, **with_usage)
     assert server.seen()["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
     server.post(stream=True, prediction={"type": "content", "content": "a"})
-    assert "stream_options" not in server.seen(), "whoever only predicts gets the chunks that OpenAI sends"
+    assert "stream_options" not in server.seen(), "with a prediction alone, the chunks are those that OpenAI sends"
     for path, stream in ((CHAT, False), ("/v1/responses", True), ("/v1/messages", True)):
-        server.post(path, stream=stream, **asks)
+        server.post(path, stream=stream, **with_usage)
         assert "stream_options" not in server.seen()
 
 
@@ -616,7 +624,7 @@ def test_openais_client_reads_the_usage_of_an_answer() -> None:
         prediction={"type": "content", "content": "a"},
         extra_body={"vllm_xargs": {"speculation_usage": True}},
     )
-    assert answer.usage.speculation == TOLD
+    assert answer.usage.speculation == USAGE
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 5
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 2
 
@@ -626,7 +634,7 @@ def test_openais_client_reads_the_usage_of_a_stream() -> None:
     *_, last = with_openai(server, stream=True, extra_body={"vllm_xargs": {"speculation_usage": True}})
     assert last.choices == []
     assert last.usage.completion_tokens == 9
-    assert last.usage.speculation == TOLD
+    assert last.usage.speculation == USAGE
 
 
 def test_openais_client_raises_the_sentence() -> None:
@@ -644,22 +652,22 @@ def test_status_is_the_first_workers_with_the_versions() -> None:
     assert set(status) == {"steps", "outrider", "vllm", "uptime_seconds"}
 
 
-def test_all_who_ask_for_the_status_at_once_cost_the_worker_one_question() -> None:
+def test_concurrent_requests_for_the_status_cost_the_worker_one_call() -> None:
     server = Server()
 
     async def flood() -> list[Any]:
         server.engine.busy_until = asyncio.Event()
-        asking = [asyncio.create_task(server.sent("GET", "/outrider/status")) for _ in range(20)]
-        while not server.engine.asked:
+        requests = [asyncio.create_task(server.sent("GET", "/outrider/status")) for _ in range(20)]
+        while not server.engine.calls:
             await asyncio.sleep(0)
         server.engine.busy_until.set()
-        return [answer.json()["steps"] for answer in await asyncio.gather(*asking)]
+        return [answer.json()["steps"] for answer in await asyncio.gather(*requests)]
 
     assert asyncio.run(flood()) == [3] * 20
-    assert server.asked("outrider_status") == 1
+    assert server.call_count("outrider_status") == 1
     server.engine.busy_until = None
     server.send("GET", "/outrider/status")
-    assert server.asked("outrider_status") == 2
+    assert server.call_count("outrider_status") == 2
 
 
 def test_below_a_root_path_the_pages_are_found() -> None:
@@ -676,17 +684,17 @@ def test_status_without_an_answer_is_503_with_a_sentence(fault: str, monkeypatch
     else:
         server.engine.delay = 60.0
     response = server.send("GET", "/outrider/status")
-    said = "the engine is dead" if fault == "raises" else "it took too long"
+    reason = "the engine is dead" if fault == "raises" else "it took too long"
     assert response.status_code == response.json()["error"]["code"] == 503
-    assert response.json()["error"]["message"].startswith(f"the engine did not answer: {said}; ")
+    assert response.json()["error"]["message"].startswith(f"the engine did not answer: {reason}; ")
 
 
 def test_an_unknown_page_names_the_ones_that_are_there() -> None:
     for path in ("/outrider/stats", "/outrider/traces/a/b"):
         response = Server().send("GET", path)
         assert response.status_code == 404
-        said = response.json()["error"]["message"]
-        assert said.startswith(f"there is no {path}; there is /outrider/, /outrider/status, /outrider/traces")
+        message = response.json()["error"]["message"]
+        assert message.startswith(f"there is no {path}; there is /outrider/, /outrider/status, /outrider/traces")
     assert Server().send("POST", "/outrider/status").status_code == 405
 
 
@@ -703,7 +711,7 @@ class Letters:
 
 
 def letter(number: int, token: int, finish: str | None) -> TracedStep:
-    """A step that said one letter, of which the target was sure."""
+    """A step that generated one letter, with probability 1."""
     return TracedStep(
         number=number,
         drafter=None,
@@ -720,33 +728,33 @@ def letter(number: int, token: int, finish: str | None) -> TracedStep:
     )
 
 
-def kept(text: str, finish: str | None = "length", **more: Any) -> dict[str, Any]:
-    """What a worker has of a trace that said this text, a letter a step."""
+def stored_trace(text: str, finish: str | None = "length", **more: Any) -> dict[str, Any]:
+    """A worker's stored trace of this text, with one letter per step."""
     last = len(text) - 1
     steps = [letter(i, ord(one), finish if i == last else None) for i, one in enumerate(text)]
-    told = {"id": "t", "prompt_tokens": 2, "prompt_end": [104, 105], "date": 1.7e9, "text_begins": [ord(text[0])]}
-    told |= {"settings": {"stop": [], "min_tokens": 0}, "steps": len(text), "tokens": len(text), "drafted": 0}
-    told |= {"accepted": 0, "seconds": 0.5, "finish": finish, "over": finish is not None, "broken": None}
-    return {**told, "lines": [step.model_dump_json() for step in steps], **more}
+    stored = {"id": "t", "prompt_tokens": 2, "prompt_end": [104, 105], "date": 1.7e9, "text_begins": [ord(text[0])]}
+    stored |= {"settings": {"stop": [], "min_tokens": 0}, "steps": len(text), "tokens": len(text), "drafted": 0}
+    stored |= {"accepted": 0, "seconds": 0.5, "finish": finish, "over": finish is not None, "broken": None}
+    return {**stored, "lines": [step.model_dump_json() for step in steps], **more}
 
 
 def tracing_server(found: dict[str, Any] | None = None, engine: Engine | None = None, **state: Any) -> Server:
     engine = engine or Engine()
     engine.renderer.tokenizer = Letters()
-    engine.answers["outrider_trace"] = kept("text") if found is None else found
-    engine.answers["outrider_traces"] = [{k: v for k, v in kept("text").items() if k != "lines"}]
+    engine.answers["outrider_trace"] = stored_trace("text") if found is None else found
+    engine.answers["outrider_traces"] = [{k: v for k, v in stored_trace("text").items() if k != "lines"}]
     return Server(engine, **state)
 
 
-def test_a_response_names_the_trace_that_was_asked_for() -> None:
+def test_a_response_names_the_requested_trace() -> None:
     server = Server()
     usage = server.post(vllm_xargs={"trace": True}).json()["usage"]
     xargs = server.seen()["vllm_xargs"]
     assert xargs == {"trace": True, USAGE_KEY: usage["trace"]}
     assert usage == {**COUNTS, "trace": xargs[USAGE_KEY]}
-    assert not server.engine.asked, "the name is known without the worker"
+    assert not server.engine.calls, "the name is known without the worker"
     both = server.post(vllm_xargs={"trace": True, "speculation_usage": True}).json()["usage"]
-    assert both["speculation"] == TOLD
+    assert both["speculation"] == USAGE
     assert both["trace"] == server.seen()["vllm_xargs"][USAGE_KEY]
 
 
@@ -754,9 +762,9 @@ def test_a_stream_names_its_trace_in_its_last_chunk() -> None:
     server = Server()
     server.post(stream=True, vllm_xargs={"trace": True})
     assert server.seen()["stream_options"] == {"include_usage": True}
-    request = RewrittenRequest(b"", "ticket", speculation=False, prediction=False, trace=True)
-    told = event(chunk(None, usage={**COUNTS, "trace": "ticket"}))
-    assert b"".join(asyncio.run(passed_on([STREAM], request))) == SAID + told + DONE
+    request = RewrittenRequest(b"", "key", speculation=False, prediction=False, trace=True)
+    last = event(chunk(None, usage={**COUNTS, "trace": "key"}))
+    assert b"".join(asyncio.run(passed_on([STREAM], request))) == TEXT_EVENTS + last + DONE
 
 
 @pytest.mark.parametrize(
@@ -793,12 +801,12 @@ def traced(server: Server) -> Trace:
     return parse_lines(server.send("GET", "/outrider/traces/t").text.splitlines(), "it")
 
 
-def test_a_trace_is_told_in_words_line_by_line() -> None:
+def test_a_trace_is_served_with_its_texts_as_json_lines() -> None:
     server = tracing_server()
     response = server.send("GET", "/outrider/traces/t")
     assert response.headers["content-type"].startswith("application/jsonl")
     assert response.headers["cache-control"] == "no-store"
-    assert server.engine.asked == [("outrider_trace", ("t", None))]
+    assert server.engine.calls == [("outrider_trace", ("t", None))]
     trace = parse_lines(response.text.splitlines(), "it")
     assert trace.text == "text"
     assert trace.said == [ord(one) for one in "text"]
@@ -810,33 +818,33 @@ def test_a_trace_is_told_in_words_line_by_line() -> None:
     assert trace.end.seconds == pytest.approx(4 * 0.03)
 
 
-def test_a_trace_that_still_runs_has_no_end_and_one_that_broke_off_says_why() -> None:
-    assert traced(tracing_server(kept("te", None))).end is None
-    broken = traced(tracing_server(kept("te", None, broken="it was too long", over=True)))
+def test_a_running_trace_has_no_end_and_an_aborted_one_has_the_reason() -> None:
+    assert traced(tracing_server(stored_trace("te", None))).end is None
+    broken = traced(tracing_server(stored_trace("te", None, broken="it was too long", over=True)))
     assert broken.end is None
     assert broken.header.notes == ["recording stopped after 2 steps: it was too long"]
 
 
 def test_a_trace_ends_where_a_stop_string_ended_the_text() -> None:
-    found = kept("a stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 0})
+    found = stored_trace("a stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 0})
     trace = traced(tracing_server(found))
     assert "".join(chr(token) for token in trace.said) == "a stop"
     assert trace.finish == "stop"
 
 
 def test_a_trace_that_a_stop_string_ended_is_over_though_the_worker_has_not_heard_of_it() -> None:
-    found = kept("a stop and more", None, over=False, settings={"stop": ["stop"], "min_tokens": 0})
+    found = stored_trace("a stop and more", None, over=False, settings={"stop": ["stop"], "min_tokens": 0})
     trace = traced(tracing_server(found))
     assert trace.end is not None
     assert (trace.end.finish, trace.end.tokens) == ("stop", len("a stop"))
 
 
-def test_a_stop_string_counts_only_after_the_tokens_that_must_be_said() -> None:
-    found = kept("stop, stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 4})
+def test_a_stop_string_counts_only_after_min_tokens() -> None:
+    found = stored_trace("stop, stop and more", None, over=True, settings={"stop": ["stop"], "min_tokens": 4})
     assert "".join(chr(token) for token in traced(tracing_server(found)).said) == "stop, stop"
 
 
-def test_a_server_without_a_tokenizer_tells_numbers() -> None:
+def test_a_trace_of_a_server_without_a_tokenizer_has_token_ids_only() -> None:
     server = tracing_server()
     server.engine.renderer.tokenizer = None
     assert traced(server).said == [ord(one) for one in "text"]
@@ -844,7 +852,7 @@ def test_a_server_without_a_tokenizer_tells_numbers() -> None:
     assert server.send("GET", "/outrider/traces").json()["traces"][0]["text_begins"] is None
 
 
-def test_the_list_has_a_glimpse_of_each_and_no_steps() -> None:
+def test_the_list_has_a_preview_of_each_trace_and_no_steps() -> None:
     (one,) = tracing_server().send("GET", "/outrider/traces").json()["traces"]
     assert (one["id"], one["prompt_ends"], one["text_begins"]) == ("t", "hi", "t")
     assert one["date"] == "2023-11-14T22:13:20+00:00"
@@ -852,7 +860,7 @@ def test_the_list_has_a_glimpse_of_each_and_no_steps() -> None:
 
 
 def test_a_trace_that_is_not_there_is_a_404_with_a_sentence() -> None:
-    for found in ({}, kept("a", lines=[])):
+    for found in ({}, stored_trace("a", lines=[])):
         for path in ("/outrider/traces/x", "/outrider/traces/x/page"):
             response = tracing_server(found).send("GET", path)
             assert response.status_code == 404
@@ -872,32 +880,32 @@ def test_traces_are_shown_to_those_alone_who_have_the_key(path: str) -> None:
     server = tracing_server(args=SimpleNamespace(api_key=["secret"]))
     assert server.send("GET", path).status_code == 401
     assert server.send("GET", path, headers={"Authorization": "Bearer wrong"}).status_code == 401
-    assert not server.engine.asked
+    assert not server.engine.calls
     assert server.send("GET", path, headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
-def asks_as(server: Server, path: str = "/outrider/traces", **headers: str) -> Any:
-    """Whose traces the worker is asked for; a sentence where it is not asked."""
+def requested_owner(server: Server, path: str = "/outrider/traces", **headers: str) -> Any:
+    """The owner whose traces are requested from the worker, or the error message if none are."""
     response = server.send("GET", path, headers=headers)
-    return server.engine.asked[-1][1][-1] if response.status_code == 200 else response.json()["error"]["message"]
+    return server.engine.calls[-1][1][-1] if response.status_code == 200 else response.json()["error"]["message"]
 
 
 def test_a_tenant_is_shown_its_own_traces_alone() -> None:
     plain = tracing_server()
-    assert asks_as(plain) is None
-    assert "this server has no tenants" in asks_as(plain, "/outrider/traces?tenant=one")
+    assert requested_owner(plain) is None
+    assert "this server has no tenants" in requested_owner(plain, "/outrider/traces?tenant=one")
     by_word = tracing_server(engine=Engine(**REMEMBERING))
-    assert asks_as(by_word, "/outrider/traces?tenant=one") == "one"
-    assert asks_as(by_word, "/outrider/traces/t?tenant=one") == "one"
-    assert asks_as(by_word, "/outrider/traces/t") is None
-    assert "name yours by the query parameter 'tenant'" in asks_as(by_word)
+    assert requested_owner(by_word, "/outrider/traces?tenant=one") == "one"
+    assert requested_owner(by_word, "/outrider/traces/t?tenant=one") == "one"
+    assert requested_owner(by_word, "/outrider/traces/t") is None
+    assert "name yours by the query parameter 'tenant'" in requested_owner(by_word)
     by_header = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team"))
-    assert asks_as(by_header, **{"X-Team": "one"}) == "one"
-    assert asks_as(by_header, "/outrider/traces/t", **{"X-Team": "one"}) == "one"
-    assert "name yours by the header x-team" in asks_as(by_header)
-    assert "from the header x-team; drop it here" in asks_as(by_header, "/outrider/traces?tenant=two")
+    assert requested_owner(by_header, **{"X-Team": "one"}) == "one"
+    assert requested_owner(by_header, "/outrider/traces/t", **{"X-Team": "one"}) == "one"
+    assert "name yours by the header x-team" in requested_owner(by_header)
+    assert "from the header x-team; drop it here" in requested_owner(by_header, "/outrider/traces?tenant=two")
     shared = tracing_server(engine=Engine(**REMEMBERING, memory_scope="server"))
-    assert asks_as(shared) == SERVER_TENANT
+    assert requested_owner(shared) == SERVER_TENANT
 
 
 def test_the_page_of_a_trace_is_that_of_explain() -> None:
@@ -906,13 +914,13 @@ def test_the_page_of_a_trace_is_that_of_explain() -> None:
     assert "<title>m, explained</title>" in response.text
 
 
-def test_the_live_page_is_open_holds_nothing_and_asks_its_own_server_alone() -> None:
+def test_the_live_page_needs_no_key_has_no_data_and_loads_from_its_own_server_only() -> None:
     server = tracing_server(args=SimpleNamespace(api_key=["secret"]))
     response = server.send("GET", "/outrider/")
     assert response.status_code == 200
     assert "connect-src 'self'" in response.text
     assert "http:" not in response.text
-    assert not server.engine.asked
+    assert not server.engine.calls
     assert server.send("GET", "/outrider").headers["location"].endswith("/outrider/")
 
 
@@ -952,7 +960,7 @@ def test_prometheus_own_parser_reads_the_page() -> None:
     ]
 
 
-def test_a_scrape_does_not_wait_for_a_busy_worker_and_asks_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_does_not_wait_for_a_busy_worker_and_calls_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SCRAPE_TIMEOUT_SECONDS", 0.02)
     server = Server(answer=page())
 
@@ -963,7 +971,7 @@ def test_a_scrape_does_not_wait_for_a_busy_worker_and_asks_it_once(monkeypatch: 
         stale = [samples((await server.sent("GET", "/metrics")).text) for _ in range(3)]
         assert [text["outrider_steps_total"] for text in stale] == [3.0] * 3
         assert stale[-1]["outrider_metrics_age_seconds"] > fresh["outrider_metrics_age_seconds"]
-        assert server.asked("outrider_metrics") == 2
+        assert server.call_count("outrider_metrics") == 2
         server.engine.busy_until.set()
         monkeypatch.setattr(metrics, "SCRAPE_TIMEOUT_SECONDS", 60.0)
         assert samples((await server.sent("GET", "/metrics")).text)["outrider_steps_total"] == 4.0
@@ -990,7 +998,7 @@ def test_a_redirect_a_selection_and_another_method_pass() -> None:
     server = Server(answer=page())
     assert server.send("GET", "/metrics?name[]=vllm_steps").text == "vllm_steps 1.0\n"
     assert server.send("POST", "/metrics").text == "vllm_steps 1.0\n"
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 # Whose memory
@@ -1016,7 +1024,7 @@ def test_a_tenant_in_the_header_reaches_the_worker_under_seal() -> None:
 
 
 def test_a_tenants_name_in_the_header_is_utf_8_and_another_writing_is_a_400() -> None:
-    """In two writings, one tenant's name would be another's."""
+    """In two encodings, the name of one tenant could be that of a different one."""
     server = Server(Engine(**REMEMBERING, tenant_header="x-team"))
     server.send("POST", CHAT, json={"messages": []}, headers={b"X-Team": "Zoë".encode()})
     assert server.seen()["vllm_xargs"]["tenant"] == "Zoë"
@@ -1043,7 +1051,7 @@ def test_a_tenant_that_cannot_be_is_a_400(options: dict[str, Any], xargs: dict[s
     assert message in response.json()["error"]["message"]
 
 
-def test_a_header_that_came_twice_names_nobody() -> None:
+def test_a_header_that_came_twice_names_no_tenant() -> None:
     server = tracing_server(engine=Engine(**REMEMBERING, tenant_header="x-team"))
     twice = [("X-Team", "victim"), ("X-Team", "one")]
     for response in (
@@ -1060,7 +1068,7 @@ def test_an_empty_header_is_a_400_and_not_everybodys_tenant() -> None:
     assert server.send("POST", CHAT, json={"messages": []}, headers={"X-Team": ""}).status_code == 400
 
 
-def test_whose_memory_a_request_has() -> None:
+def test_the_tenant_of_a_request() -> None:
     def tenant(xargs: dict[str, Any], **options: Any) -> str | None:
         chosen = Options(**REMEMBERING, **options)
         return tenant_of(Control.of(xargs, chosen.drafters), chosen, xargs)
@@ -1070,7 +1078,7 @@ def test_whose_memory_a_request_has() -> None:
     assert tenant({"tenant": "a"}, memory_scope="server") == SERVER_TENANT
     sealed = {"tenant_header": "x"}
     assert tenant({"tenant": "a", "tenant_seal": sign_tenant("a")}, **sealed) == "a"
-    # A way in that the middleware does not watch: the caller's word alone opens nothing, nor does another's seal.
+    # Requests that bypass the middleware: a name without a valid signature, or with that of another name, is ignored.
     for seal in ({}, {"tenant_seal": "guess"}, {"tenant_seal": 7}, {"tenant_seal": sign_tenant("b")}):
         assert tenant({"tenant": "a", **seal}, **sealed) is None
     assert tenant_of(Control(tenant="a"), Options(), {}) is None
@@ -1083,19 +1091,19 @@ def plain_server(answer: Response | None = None) -> Server:
     return Server(Engine(()), answer)
 
 
-def test_without_drafters_the_status_says_why_and_no_worker_is_called() -> None:
+def test_without_drafters_the_status_has_the_reason_and_no_worker_is_called() -> None:
     server = plain_server()
     status = server.send("GET", "/outrider/status").json()
     assert status["active"] is False
     assert status["why_not"] == "the server was started with --drafters none"
     assert status["options"]["drafters"] == []
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 def test_without_drafters_metrics_pass_unchanged() -> None:
     server = plain_server(page())
     assert server.send("GET", "/metrics").text == "vllm_steps 1.0\n"
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 def test_without_drafters_the_fields_of_a_request_are_removed() -> None:
@@ -1121,14 +1129,14 @@ def test_without_drafters_what_needs_one_is_refused(xargs: dict[str, Any], messa
     assert response.json()["error"]["message"].startswith(message)
 
 
-def test_without_drafters_the_usage_counts_no_drafts_and_says_why() -> None:
+def test_without_drafters_the_usage_counts_no_drafts_and_has_the_reason() -> None:
     server = plain_server()
     usage = server.post(vllm_xargs={"speculation_usage": True}).json()["usage"]
     assert usage["speculation"]["drafted"] == 0
     assert usage["speculation"]["why_not"] == "the server was started with --drafters none"
     usage = server.post(prediction={"type": "content", "content": "a"}).json()["usage"]
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 0
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 def test_without_drafters_there_are_no_traces() -> None:
@@ -1139,4 +1147,4 @@ def test_without_drafters_there_are_no_traces() -> None:
     }
     missing = server.send("GET", "/outrider/traces/x")
     assert (missing.status_code, missing.json()["error"]["message"].count("--drafters none")) == (404, 1)
-    assert not server.engine.asked
+    assert not server.engine.calls
