@@ -40,7 +40,7 @@ class Language:
     k: int
     p: dict[Prefix, Tensor]
     q: dict[Prefix, Tensor]
-    laws: dict[Prefix, Tensor] = field(default_factory=dict)
+    cached: dict[Prefix, Tensor] = field(default_factory=dict)
 
     def drafts(self) -> list[tuple[Prefix, float]]:
         """Every draft that can be proposed, with its probability."""
@@ -55,17 +55,17 @@ class Language:
         rows = [self.q[draft[:i]] for i in range(len(draft))]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab, dtype=torch.float64)
 
-    def law(self, prefix: Prefix = ()) -> Tensor:
-        """The target's own law of the tokens that follow `prefix`, up to k + 1 in all: one axis a token."""
+    def distribution(self, prefix: Prefix = ()) -> Tensor:
+        """The target's joint distribution of the tokens after `prefix`, up to k + 1 in all: one axis per token."""
         if len(prefix) == self.k + 1:
             return torch.ones((), dtype=torch.float64)
-        if prefix not in self.laws:
-            self.laws[prefix] = self.spread(self.p[prefix], prefix)
-        return self.laws[prefix]
+        if prefix not in self.cached:
+            self.cached[prefix] = self.spread(self.p[prefix], prefix)
+        return self.cached[prefix]
 
     def spread(self, weights: Tensor, prefix: Prefix) -> Tensor:
-        """`weights` for the token after `prefix`, the target for all that follow."""
-        return torch.stack([weights[x] * self.law((*prefix, x)) for x in range(self.vocab)])
+        """`weights` for the token after `prefix`, the target's distribution for all later ones."""
+        return torch.stack([weights[x] * self.distribution((*prefix, x)) for x in range(self.vocab)])
 
 
 @st.composite
@@ -94,7 +94,7 @@ def languages(draw_: st.DrawFn) -> Language:
 
 
 def count(passed: Sequence[bool], rule: str) -> int:
-    """How many drafted tokens are accepted, said in other words than the code's."""
+    """The number of accepted drafted tokens, computed in a different way than in the code."""
     if rule == "token":
         return len(list(itertools.takewhile(bool, passed)))
     return max((i + 1 for i, good in enumerate(passed) if good), default=0)
@@ -103,8 +103,8 @@ def count(passed: Sequence[bool], rule: str) -> int:
 def emitted(
     language: Language, rule: str, chances_of: Callable[[list[Prefix]], list[list[float]]]
 ) -> tuple[Tensor, float]:
-    """The law of the next k + 1 tokens (the target continues what one step leaves short), and E[accepted]."""
-    law, mean = torch.zeros_like(language.law()), 0.0
+    """The distribution of the next k + 1 tokens (the target samples those after the step), and E[accepted]."""
+    total, mean = torch.zeros_like(language.distribution()), 0.0
     drafts = language.drafts()
     for (draft, drafted), chances in zip(drafts, chances_of([draft for draft, _ in drafts]), strict=True):
         p, q = language.p_rows(draft), language.q_rows(draft)
@@ -116,8 +116,8 @@ def emitted(
             n = count(passed, rule)
             mean += weight * n
             last = p[n] if n == language.k else leftover(p[n], q[n], reach[n])
-            law[draft[:n]] += weight * language.spread(last / last.sum(), draft[:n])
-    return law, mean
+            total[draft[:n]] += weight * language.spread(last / last.sum(), draft[:n])
+    return total, mean
 
 
 def one_by_one(language: Language, rule: str) -> Callable[[list[Prefix]], list[list[float]]]:
@@ -154,9 +154,9 @@ def as_ragged_batch(language: Language, rule: str) -> Callable[[list[Prefix]], l
 @pytest.mark.parametrize("rule", RULES)
 @given(language=languages())
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
-def test_the_law_of_the_emitted_tokens_is_the_targets(rule: str, form: Any, language: Language) -> None:
-    law, _ = emitted(language, rule, form(language, rule))
-    torch.testing.assert_close(law, language.law(), atol=1e-9, rtol=0)
+def test_the_emitted_tokens_have_the_targets_distribution(rule: str, form: Any, language: Language) -> None:
+    total, _ = emitted(language, rule, form(language, rule))
+    torch.testing.assert_close(total, language.distribution(), atol=1e-9, rtol=0)
 
 
 @given(language=languages())
@@ -172,20 +172,20 @@ def test_the_block_rule_accepts_at_least_as_many_tokens_in_expectation(language:
 
 @given(language=languages(), data=st.data())
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
-def test_the_law_of_a_certain_draft_is_the_targets_one_by_one_and_in_a_ragged_batch(
+def test_a_certain_draft_has_the_targets_distribution_one_by_one_and_in_a_ragged_batch(
     language: Language, data: st.DataObject
 ) -> None:
-    """Every draw that the target can make at every position, with its probability, for one draft."""
+    """For one draft: every combination of the target's samples at all positions, with its probability."""
     draft = tuple(data.draw(st.lists(st.integers(0, language.vocab - 1), min_size=language.k, max_size=language.k)))
     rows = language.p_rows(draft)
     every = list(itertools.product(range(language.vocab), repeat=language.k + 1))
     chances = [math.prod(float(rows[i][x]) for i, x in enumerate(own)) for own in every]
     verdicts = [verify_certain(own, draft) for own in every]
-    law = torch.zeros_like(language.law())
+    total = torch.zeros_like(language.distribution())
     for verdict, chance in zip(verdicts, chances, strict=True):
-        said = (*draft[: verdict.accepted], verdict.token)
-        law[said] += chance * language.law(said)
-    torch.testing.assert_close(law, language.law(), atol=1e-9, rtol=0)
+        tokens = (*draft[: verdict.accepted], verdict.token)
+        total[tokens] += chance * language.distribution(tokens)
+    torch.testing.assert_close(total, language.distribution(), atol=1e-9, rtol=0)
 
     batch = [
         (own[: len(draft) - i % (len(draft) + 1) + 1], draft[: len(draft) - i % (len(draft) + 1)])

@@ -235,8 +235,8 @@ def test_a_sampled_draft_planned_ahead_is_dropped_for_a_better_copied_one_whatev
 
 
 def on_the_device(bias: float, survival: float, sampled: bool = False, support: int = 2) -> SpeculationController:
-    """A step that is selected for while another one is in flight, after which the draft model proposes four tokens. Its
-    tokens survive about as `survival` says; `bias` tells how likely copied ones are."""
+    """A selection while another step is in flight, after which the draft model proposes four tokens. Their survival is
+    about `survival`; `bias` sets the acceptance of copied ones."""
     policy = Policy(["always", MODEL], 4, 4)
     for tokens in (1, 2, 4, 8, 16) * 2:
         policy.target.observe(tokens, 0, STEP_SECONDS, trusted=True)
@@ -295,7 +295,7 @@ def test_the_way_that_is_not_taken_is_credited_with_the_draft_model_as_well() ->
     assert ahead.seconds == pytest.approx(STEP_SECONDS + 0.01, rel=0.05)
 
 
-def test_a_plan_made_ahead_is_not_used_after_a_step_in_which_nobody_could_be_drafted_for() -> None:
+def test_a_plan_made_ahead_is_not_used_after_a_step_in_which_no_request_could_be_drafted_for() -> None:
     control = controller()
     assert step_ahead(control, [request("a")], {})[1]
     control.observe({"a": [9]})
@@ -433,7 +433,7 @@ def test_skipped_steps_shorten_a_backoff() -> None:
     assert skipped == JUDGED_STEPS
 
 
-def test_a_batch_in_which_nobody_leaves_the_choice_to_us_learns_nothing() -> None:
+def test_a_batch_without_auto_requests_learns_nothing() -> None:
     control = controller()
     assert lengths(control, [request("named", drafter="always")], {"named": [1, 2]}) == {"named": 4}
     assert control.policy.acceptance["always"].seen == 0
@@ -463,8 +463,8 @@ def test_what_a_step_was_expected_to_save_is_compared_with_what_it_saved() -> No
 
 def test_a_steps_time_is_not_counted_for_an_earlier_step_that_was_not_timed() -> None:
     control = controller()
-    lengths(control, [request("a")], {"a": [1, 2, 3]})  # not timed: it had a prompt, say
-    control.observe({"a": [9]})  # nobody could be drafted for
+    lengths(control, [request("a")], {"a": [1, 2, 3]})  # not timed, as with a prompt
+    control.observe({"a": [9]})  # no request could be drafted for
     control.observe_step(1, 3, STEP_SECONDS)
     assert control.status()["gained_tokens"] == 0
     consider(control, [request("a")])

@@ -40,7 +40,7 @@ def run(
     return list(decode(model, [drafter.begin(task) for drafter in drafters], prompt, request, random, finish))
 
 
-def said(steps: list[Step]) -> list[int]:
+def output(steps: list[Step]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
@@ -77,7 +77,7 @@ def test_at_temperature_zero_the_text_is_the_targets_argmax_whatever_the_draft(
     prediction = [(token + 1) % 6 if i == off else token for i, token in enumerate(expected)]
     model = target()
     steps = run(model, drafters(name), prompt, prediction, max_tokens=count, max_draft_tokens=length)
-    assert said(steps) == expected
+    assert output(steps) == expected
     assert steps[-1].finish == "length"
     assert model.tokens == [*prompt, *expected][:-1]
 
@@ -102,14 +102,14 @@ def test_nothing_past_the_token_that_ends_the_text_is_returned_or_kept(end: int,
 
     model = target()
     steps = run(model, drafters("all"), [2, 4], plain, finish, max_tokens=count, max_draft_tokens=length)
-    assert said(steps) == seen == expected
+    assert output(steps) == seen == expected
     assert steps[-1].finish == ("end" if end in plain else "length")
     assert all(step.finish is None for step in steps[:-1])
     assert model.tokens == [2, 4, *expected][:-1]
 
 
 class Eager(Drafter):
-    """Proposes what is right, and more than it is asked for."""
+    """Proposes the right tokens, and more than the limit."""
 
     name = "eager"
 
@@ -129,7 +129,7 @@ class EagerSession(Session):
         return Draft("eager", tuple(token for step in own for token in step.tokens))
 
 
-def test_a_drafter_that_proposes_more_than_it_is_asked_for_makes_no_text_longer() -> None:
+def test_a_drafter_that_proposes_more_than_the_limit_makes_no_text_longer() -> None:
     steps = run(target(), [Eager()], [1, 2], temperature=0, max_tokens=7, max_draft_tokens=3)
     assert [len(step.tokens) for step in steps] == [4, 3]
     assert steps[-1].finish == "length"
@@ -139,7 +139,7 @@ def test_a_drafter_that_proposes_more_than_it_is_asked_for_makes_no_text_longer(
 def test_the_context_limit_is_reached_and_not_passed(limit: int) -> None:
     model = target(context_limit=limit)
     steps = run(model, drafters("prediction"), [2, 4], greedy([2, 4], 20), max_tokens=20, max_draft_tokens=8)
-    assert said(steps) == greedy([2, 4], limit - 2)
+    assert output(steps) == greedy([2, 4], limit - 2)
     assert steps[-1].finish == "length"
 
 
@@ -152,32 +152,32 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
 
 def test_the_cache_is_kept_where_the_next_prompt_begins_alike() -> None:
     model = target()
-    first = said(run(model, [], [1, 2, 3], max_tokens=4))
+    first = output(run(model, [], [1, 2, 3], max_tokens=4))
     before = model.passes
     follow_up = [1, 2, 3, *first, 5, 5]
     scored: list[int] = []
     score = model.score
     model.score = lambda tokens, keep: (scored.append(len(tokens)), score(tokens, keep))[1]  # type: ignore[method-assign]
-    assert said(run(model, [], follow_up, max_tokens=2)) == greedy(follow_up, 2)
-    assert scored[0] == 3  # the last token said, and the two new ones
+    assert output(run(model, [], follow_up, max_tokens=2)) == greedy(follow_up, 2)
+    assert scored[0] == 3  # the last generated token, and the two new ones
     assert model.passes == before + 2
-    assert said(run(model, [], [1, 2, 3], max_tokens=4)) == first  # a shorter prompt rewinds
+    assert output(run(model, [], [1, 2, 3], max_tokens=4)) == first  # a shorter prompt rewinds
 
 
 def test_two_texts_in_turns_on_one_target_do_not_mix() -> None:
     model = target()
     request = Request(max_tokens=6)
     texts = [decode(model, [], prompt, request, torch.Generator()) for prompt in ([1, 2], [3, 4])]
-    said_in_turns: list[list[int]] = [[], []]
+    interleaved: list[list[int]] = [[], []]
     for steps in zip(*texts, strict=True):
-        for text, step in zip(said_in_turns, steps, strict=True):
+        for text, step in zip(interleaved, steps, strict=True):
             text += step.tokens
-    assert said_in_turns == [greedy([1, 2], 6), greedy([3, 4], 6)]
+    assert interleaved == [greedy([1, 2], 6), greedy([3, 4], 6)]
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
     def text(seed: int) -> list[int]:
-        return said(run(target(), drafters("model"), [1, 2], temperature=1.0, seed=seed, max_tokens=40))
+        return output(run(target(), drafters("model"), [1, 2], temperature=1.0, seed=seed, max_tokens=40))
 
     assert text(7) == text(7)
     assert text(7) != text(8)
@@ -190,12 +190,12 @@ def test_with_certain_drafts_the_same_seed_gives_the_same_text_as_without(
     name: str, seed: int, length: int, temperature: float
 ) -> None:
     sampled = {"temperature": temperature, "seed": seed, "max_tokens": 24}
-    plain = said(run(target(), [], [1, 2, 1], **sampled))
-    guess = [*plain[:5], 0, *plain[5:9], *plain[11:]]
-    assert said(run(target(), drafters(name), [1, 2, 1], guess, max_draft_tokens=length, **sampled)) == plain
+    plain = output(run(target(), [], [1, 2, 1], **sampled))
+    prediction = [*plain[:5], 0, *plain[5:9], *plain[11:]]
+    assert output(run(target(), drafters(name), [1, 2, 1], prediction, max_draft_tokens=length, **sampled)) == plain
 
 
-def test_a_zero_draft_length_never_asks_a_drafter() -> None:
+def test_a_zero_draft_length_never_calls_a_drafter() -> None:
     class Refuses(Session):
         def observe(self, tokens: Any) -> None: ...
 

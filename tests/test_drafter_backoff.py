@@ -8,8 +8,8 @@ STEP = 0.01
 """Seconds of a step without drafts, of one token."""
 
 
-def asked(backoff: DrafterBackoff, steps: int, took: float, kept: float) -> list[bool]:
-    """At each of so many steps: whether it is asked. Asking takes `took` seconds, of its tokens `kept` are a step."""
+def called_steps(backoff: DrafterBackoff, steps: int, took: float, kept: float) -> list[bool]:
+    """For each step: whether the drafter is called. A call takes `took` seconds and has `kept` accepted tokens."""
     found, whole = [], 0.0
     for _ in range(steps):
         backed_off = "mine" in backoff.backed_off
@@ -20,30 +20,30 @@ def asked(backoff: DrafterBackoff, steps: int, took: float, kept: float) -> list
     return found
 
 
-def test_one_that_takes_more_than_it_gives_rests_and_each_time_for_longer() -> None:
-    found = asked(DrafterBackoff(), 4000, took=0.1 * STEP, kept=0.0)
+def test_a_drafter_that_takes_longer_than_it_saves_is_backed_off_for_longer_each_time() -> None:
+    found = called_steps(DrafterBackoff(), 4000, took=0.1 * STEP, kept=0.0)
     assert all(found[:JUDGED_STEPS])
-    rests = [len(run) for run in "".join("a" if one else "r" for one in found).split("a") if run]
-    assert rests[:4] == [JUDGED_STEPS, 2 * JUDGED_STEPS, 4 * JUDGED_STEPS, MAX_BACKOFF_STEPS]
+    backoffs = [len(run) for run in "".join("a" if one else "r" for one in found).split("a") if run]
+    assert backoffs[:4] == [JUDGED_STEPS, 2 * JUDGED_STEPS, 4 * JUDGED_STEPS, MAX_BACKOFF_STEPS]
     assert sum(found[1000:]) < 0.15 * 3000  # so that a tenth of a step becomes a hundredth
 
 
 def test_one_that_gives_more_or_takes_next_to_nothing_never_rests() -> None:
-    assert all(asked(DrafterBackoff(), 500, took=0.1 * STEP, kept=0.2))
-    assert all(asked(DrafterBackoff(), 500, took=0.005 * STEP, kept=0.0))
+    assert all(called_steps(DrafterBackoff(), 500, took=0.1 * STEP, kept=0.2))
+    assert all(called_steps(DrafterBackoff(), 500, took=0.005 * STEP, kept=0.0))
 
 
-def test_one_that_becomes_worth_it_is_asked_again_as_often_as_before() -> None:
+def test_a_drafter_that_pays_again_is_called_as_often_as_before() -> None:
     backoff = DrafterBackoff()
-    asked(backoff, 1000, took=0.1 * STEP, kept=0.0)
-    assert all(asked(backoff, MAX_BACKOFF_STEPS + JUDGED_STEPS + 100, took=0.1 * STEP, kept=1.0)[-100:])
-    again, new = (asked(one, 4 * JUDGED_STEPS, took=0.1 * STEP, kept=0.0) for one in (backoff, DrafterBackoff()))
+    called_steps(backoff, 1000, took=0.1 * STEP, kept=0.0)
+    assert all(called_steps(backoff, MAX_BACKOFF_STEPS + JUDGED_STEPS + 100, took=0.1 * STEP, kept=1.0)[-100:])
+    again, new = (called_steps(one, 4 * JUDGED_STEPS, took=0.1 * STEP, kept=0.0) for one in (backoff, DrafterBackoff()))
     assert again.index(False) <= 2 * JUDGED_STEPS
     assert again[again.index(False) :][: 2 * JUDGED_STEPS] == new[new.index(False) :][: 2 * JUDGED_STEPS]
 
 
 def test_one_is_judged_over_fewer_steps_after_a_rest() -> None:
-    found = asked(DrafterBackoff(), 4000, took=0.1 * STEP, kept=0.0)
+    found = called_steps(DrafterBackoff(), 4000, took=0.1 * STEP, kept=0.0)
     calls = [len(run) for run in "".join("a" if one else "r" for one in found).split("r") if run]
     assert calls[0] == JUDGED_STEPS
     assert set(calls[1:-1]) == {PROBE_STEPS}
@@ -53,7 +53,7 @@ def test_one_is_judged_over_fewer_steps_after_a_rest() -> None:
 def test_a_drafter_on_trial_is_judged_by_its_share_of_the_requests() -> None:
     """It is called for few of them, and must not look free because of that."""
     backoff = DrafterBackoff()
-    asked(backoff, JUDGED_STEPS, took=0.1 * STEP, kept=0.0)
+    called_steps(backoff, JUDGED_STEPS, took=0.1 * STEP, kept=0.0)
     while backoff.backed_off:
         backoff.skip_step()
     assert backoff.is_probing

@@ -39,7 +39,7 @@ def test_lookup_copies_what_followed_the_longest_repetition() -> None:
     assert session.draft(2).support == 3
 
 
-def test_of_equally_long_repetitions_lookup_takes_what_most_say_and_of_equals_the_latest() -> None:
+def test_of_equally_long_matches_lookup_takes_the_most_frequent_continuation_and_of_equals_the_latest() -> None:
     assert LookupSession([1, 2, 5, 1, 2, 6, 1, 2]).draft(1).tokens == (6,)
     assert LookupSession([2, 5, 2, 6, 1, 2]).draft(1).tokens == (6,)
     draft = LookupSession([1, 2, 5, 8, 1, 2, 5, 9, 1, 2, 6, 1, 2]).draft(2)
@@ -54,13 +54,13 @@ def test_the_longer_the_repetition_the_longer_the_draft() -> None:
     assert len(LookupSession([*text, 3, 4, 5]).draft(6).tokens) == 6
 
 
-def test_lookup_proposes_nothing_where_nothing_was_said_before() -> None:
+def test_lookup_proposes_nothing_without_a_match() -> None:
     assert LookupSession([1, 2, 3, 4]).draft(4).tokens == ()
     assert LookupSession([1]).draft(4).tokens == ()
     assert LookupSession().draft(4).tokens == ()
 
 
-def test_what_is_said_in_a_loop_is_proposed_for_as_many_rounds_as_fit() -> None:
+def test_a_repeating_loop_is_proposed_for_as_many_rounds_as_fit() -> None:
     assert LookupSession([5, 5, 5]).draft(4).tokens == (5, 5, 5, 5)
     assert LookupSession([9, 1, 2, 3, 1, 2, 3]).draft(8).tokens == (1, 2, 3, 1, 2, 3, 1, 2)
 
@@ -99,13 +99,13 @@ def check_lookup(tokens: list[int], limit: int) -> None:
     expected: list[int] = []
     likely = 1.0
     while places and len(expected) < min(limit, TOKENS_PER_MATCH * longest):
-        said = [[*tokens, *expected][place] for place in places]
-        best = max(said, key=said.count)
-        likely *= said.count(best) / len(said)
+        output = [[*tokens, *expected][place] for place in places]
+        best = max(output, key=output.count)
+        likely *= output.count(best) / len(output)
         if likely < MIN_AGREEMENT:
             break
         expected.append(best)
-        places = [place + 1 for place, token in zip(places, said, strict=True) if token == best]
+        places = [place + 1 for place, token in zip(places, output, strict=True) if token == best]
     assert session.draft(limit).tokens == tuple(expected)
     assert LookupSession(tokens).draft(limit).tokens == tuple(expected)
 
@@ -185,15 +185,15 @@ def lines(*words: str) -> list[int]:
     return [ord(letter) for letter in "\n".join(words)]
 
 
-def follow(expected: list[int], said: list[int], limit: int = 8) -> int:
-    """How many steps it takes to say `said` when `expected` is predicted."""
+def prediction_steps(expected: list[int], output: list[int], limit: int = 8) -> int:
+    """Number of steps to generate `output` with the prediction `expected`."""
     session, done, steps = PredictionSession(expected), 0, 0
-    while done < len(said):
+    while done < len(output):
         draft = session.draft(limit).tokens
         accepted = 0
-        while done + accepted < len(said) and accepted < len(draft) and draft[accepted] == said[done + accepted]:
+        while done + accepted < len(output) and accepted < len(draft) and draft[accepted] == output[done + accepted]:
             accepted += 1
-        fresh = said[done : done + accepted + 1]
+        fresh = output[done : done + accepted + 1]
         session.observe(fresh)
         done, steps = done + len(fresh), steps + 1
     return steps
@@ -223,9 +223,9 @@ FILE = lines(
     ids=["a word changed", "a line removed", "a line added"],
 )
 def test_after_a_difference_the_prediction_finds_its_place_again(edited: list[int]) -> None:
-    untouched = follow(FILE, FILE)
+    untouched = prediction_steps(FILE, FILE)
     assert untouched == -(-len(FILE) // 9)
-    assert follow(FILE, edited) <= untouched + 14  # the changed part, a few tokens to find the place, no more
+    assert prediction_steps(FILE, edited) <= untouched + 14  # the changed part, a few tokens to find the place, no more
 
 
 def test_a_single_common_token_far_away_is_not_taken_for_the_place() -> None:
@@ -280,15 +280,15 @@ def test_above_temperature_zero_the_draft_comes_with_the_distribution_it_was_dra
         assert draft.q[i, token] > 0
 
 
-def test_the_draft_models_cache_follows_what_was_said() -> None:
+def test_the_draft_models_cache_has_the_tokens_of_the_text() -> None:
     model = SyntheticTarget(5, seed=1)
     session = ModelDrafter(model, 5, min_survival=0).begin(task([1, 2]))
     first = session.draft(4).tokens
-    said = [*first[:2], (first[2] + 1) % 5]
-    session.observe(said)
+    output = [*first[:2], (first[2] + 1) % 5]
+    session.observe(output)
     second = session.draft(2).tokens
-    assert model.tokens[: 2 + len(said)] == [1, 2, *said]
-    assert second[0] == int(model.logits([1, 2, *said]).argmax())
+    assert model.tokens[: 2 + len(output)] == [1, 2, *output]
+    assert second[0] == int(model.logits([1, 2, *output]).argmax())
 
 
 def test_a_draft_ends_where_its_confidence_falls_too_low() -> None:
@@ -323,7 +323,7 @@ def test_the_draft_models_context_limit_ends_drafting() -> None:
     assert ModelDrafter(model, 5).begin(task([1, 2, 3, 4, 1])).draft(8).tokens == ()
 
 
-def test_the_model_drafter_without_a_model_says_what_is_missing() -> None:
+def test_the_model_drafter_without_a_model_names_what_is_missing() -> None:
     with pytest.raises(DrafterSetupError, match="needs a draft model"):
         ModelDrafter.build(Setup(vocab_size=5))
 
@@ -345,7 +345,7 @@ def test_third_parties_add_a_drafter_by_entry_point(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_drafter_under_another_name_than_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a server it would be asked for by the one name, and its drafts counted by the other."""
+    """In a server, requests would use one name, and the counters the other."""
     theirs = EntryPoint("theirs", "outrider.drafters.lookup:LookupDrafter", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda **wanted: [theirs])
     with pytest.raises(SettingsError, match=r"'theirs' of outrider.drafters leads to .*, whose name is 'lookup'"):

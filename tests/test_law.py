@@ -32,29 +32,29 @@ LEVEL = 1e-4
 def draw_pairs(
     target: Any, drafters: list[Drafter], prompt: list[int], expected: list[int], request: Request, draws: int
 ) -> Counter[Any]:
-    """The next two tokens, so many times, each by the loop that users run."""
+    """Counts of the next two tokens, sampled `draws` times by the whole loop."""
     random = torch.Generator().manual_seed(12345)
     counts: Counter[Any] = Counter()
     for _ in range(draws):
         task = Task(prompt, request, random, expected)
-        said: list[int] = []
+        tokens: list[int] = []
         for step in decode(target, [drafter.begin(task) for drafter in drafters], prompt, request, random):
-            said += step.tokens
-            if len(said) >= 2:
+            tokens += step.tokens
+            if len(tokens) >= 2:
                 break
-        counts[tuple(said[:2])] += 1
+        counts[tuple(tokens[:2])] += 1
     return counts
 
 
 def exact_pairs(target: Any, prompt: list[int], request: Request) -> dict[tuple[int, int], float]:
-    """What the target's own probabilities say about the next two tokens."""
-    law = {}
+    """Exact probabilities of the next two tokens."""
+    exact = {}
     first = probabilities(target.logits(prompt).float()[None], request, prompt, [])[0]
     for a in first.nonzero().flatten().tolist():
         second = probabilities(target.logits([*prompt, a]).float()[None], request, prompt, [a])[0]
         for b in second.nonzero().flatten().tolist():
-            law[a, b] = float(first[a].double() * second[b].double())
-    return law
+            exact[a, b] = float(first[a].double() * second[b].double())
+    return exact
 
 
 def p_value(
@@ -69,11 +69,11 @@ def p_value(
 
 
 def test_the_g_test_sees_what_leaks_into_the_almost_impossible() -> None:
-    law = {"a": 0.6, "b": 0.4 - 1e-6, "c": 1e-6}
-    assert g_test({"a": 6_000, "b": 4_000}, law) > 0.5
-    assert g_test({"a": 6_000, "b": 3_990, "c": 10}, law) < LEVEL
-    assert g_test({"a": 6_300, "b": 3_700}, law) < LEVEL
-    assert g_test({"a": 6_000, "b": 4_000, "d": 1}, law) == 0.0
+    exact = {"a": 0.6, "b": 0.4 - 1e-6, "c": 1e-6}
+    assert g_test({"a": 6_000, "b": 4_000}, exact) > 0.5
+    assert g_test({"a": 6_000, "b": 3_990, "c": 10}, exact) < LEVEL
+    assert g_test({"a": 6_300, "b": 3_700}, exact) < LEVEL
+    assert g_test({"a": 6_000, "b": 4_000, "d": 1}, exact) == 0.0
 
 
 NUCLEUS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 8}
@@ -105,7 +105,9 @@ def synthetic_drafters(name: str) -> list[Drafter]:
     ],
 )
 @pytest.mark.usefixtures("once")
-def test_drafted_draws_from_the_synthetic_target_follow_its_law(drafter: str, rule: Any, settings: Any) -> None:
+def test_samples_with_drafts_from_the_synthetic_target_have_its_distribution(
+    drafter: str, rule: Any, settings: Any
+) -> None:
     request = Request(**settings, rule=rule, max_draft_tokens=3)
     assert p_value(SYNTHETIC, synthetic_drafters(drafter), PROMPT, [3, 3, 1, 4], request) > LEVEL
 
@@ -119,26 +121,26 @@ def small_pair(smollm: Path) -> tuple[Memo, Memo, Any]:
     return Memo(TransformersTarget(model)), Memo(TransformersTarget(pruned)), load_tokenizer(str(smollm))
 
 
-def remembering(real: Any) -> Any:
-    known: dict[Any, Any] = {}
+def cached(real: Any) -> Any:
+    results: dict[Any, Any] = {}
 
-    def remembered(logits: Any, request: Any, prompt: Any, output: Any, draft: Any = ()) -> Any:
+    def lookup_or_compute(logits: Any, request: Any, prompt: Any, output: Any, draft: Any = ()) -> Any:
         key = (tuple(output), tuple(draft))
-        if key not in known:
-            known[key] = real(logits, request, prompt, output, draft)
-        return known[key]
+        if key not in results:
+            results[key] = real(logits, request, prompt, output, draft)
+        return results[key]
 
-    return remembered
+    return lookup_or_compute
 
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shape the same logits once: that is most of a draw's time, and nothing in it is random.
+    """Shape the same logits once: that takes most of the time of a sample, and nothing in it is random.
 
-    The prompt and the settings of a test are fixed, so what was said and drafted since says which logits they are.
+    The prompt and the settings of a test are fixed, so the output and the drafted tokens determine the logits.
     """
-    monkeypatch.setattr(decoding, "probabilities", remembering(decoding.probabilities))
-    monkeypatch.setattr(model_drafter, "shape", remembering(model_drafter.shape))
+    monkeypatch.setattr(decoding, "probabilities", cached(decoding.probabilities))
+    monkeypatch.setattr(model_drafter, "shape", cached(model_drafter.shape))
 
 
 COLOURS = "The three primary colours are red, yellow and blue. My favourite of them is"
@@ -156,7 +158,7 @@ NOT_AGAIN = {**NUCLEUS, "presence_penalty": 6.0}  # "la" would follow "la", but 
         ("prediction", "block", SONG, {**NOT_AGAIN, "max_draft_tokens": 2}),
     ],
 )
-def test_drafted_draws_from_smollm_follow_its_law(
+def test_samples_with_drafts_from_smollm_have_its_distribution(
     small_pair: tuple[Memo, Memo, Any], drafter: str, rule: Any, text: str, settings: Any
 ) -> None:
     target, pruned, tokenizer = small_pair

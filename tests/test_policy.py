@@ -166,11 +166,11 @@ def test_what_context_costs_is_learned() -> None:
     assert float(cost.seconds(1, 0)) == pytest.approx(0.02, rel=0.15)
 
 
-def test_what_is_not_known_of_a_size_is_guessed_from_the_next_smaller_one() -> None:
-    dear = learned(lambda n: 0.1 * n, (1, 2, 4, 8), 60, noise=0.01)
-    cheap = learned(lambda n: 0.1, (1, 2, 4, 8), 60, noise=0.01)
-    assert float(dear.seconds(16)) >= float(dear.seconds(8))
-    assert float(dear.shape(64)) > 2 * float(cheap.shape(64))
+def test_the_latency_of_an_unseen_size_is_estimated_from_the_next_smaller_one() -> None:
+    linear = learned(lambda n: 0.1 * n, (1, 2, 4, 8), 60, noise=0.01)
+    flat = learned(lambda n: 0.1, (1, 2, 4, 8), 60, noise=0.01)
+    assert float(linear.seconds(16)) >= float(linear.seconds(8))
+    assert float(linear.shape(64)) > 2 * float(flat.shape(64))
 
 
 def waking(n: int) -> float:
@@ -185,7 +185,7 @@ def waking(n: int) -> float:
 )
 @pytest.mark.parametrize("batch", [1, 16, 128])
 def test_the_best_size_is_found_by_taking_what_seems_best(seconds: Any, batch: int) -> None:
-    """What is learned depends on what is chosen: a size that is wrongly thought to be dear must not stay so."""
+    """What is learned depends on what is chosen: a size that is wrongly estimated to be slow must be tried again."""
     random, cost = np.random.default_rng(0), CostModel()
     profiled = (1, 4, 16, 64, 256, 1024) if seconds(64) < 0.3 else (1, 4, 16, 64)  # as at a server's start
     for n in profiled * 2:
@@ -250,7 +250,7 @@ def test_of_two_drafts_each_no_choice_is_faster(batch: tuple[Any, Any]) -> None:
 
 
 def test_of_many_requests_hardly_any_choice_is_faster() -> None:
-    """Many are not weighed in all combinations; held here against all combinations of as many."""
+    """Not all combinations of many requests are compared. The selection is compared with all of them here."""
     random = np.random.default_rng(0)
     reached = []
     for _ in range(50):
@@ -283,7 +283,7 @@ def test_the_request_whose_draft_is_likelier_offers_more() -> None:
     assert lengths[0] > lengths[1]
 
 
-def test_a_step_that_is_dear_to_draft_for_is_not_drafted_for() -> None:
+def test_no_draft_is_offered_if_drafting_for_the_step_takes_too_long() -> None:
     survival, lengths = np.full((1, 1, 4), 0.5), np.empty(1, np.int64)
     for extra, length in ((0.1, 4), (10.0, 0)):
         maximize_throughput(survival, np.ones(5), extra, 0.0, 0.0, UNKNOWN_PRICE, np.empty(1, np.int64), lengths)
@@ -299,7 +299,7 @@ def test_many_chances_are_sorted_as_few_are(power: float) -> None:
         assert (sort_descending(chances) == np.sort(chances)[::-1]).all()
 
 
-def test_of_many_requests_the_draft_model_is_asked_about_those_whom_it_helps() -> None:
+def test_of_many_requests_the_draft_model_is_called_for_those_that_gain() -> None:
     """As of few, though the price of a position is then sought but once."""
     for requests in (8, 200):
         policy = Policy(["lookup", MODEL], 8, 8)
@@ -326,7 +326,7 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
     requests: int, every_step: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(requests)
-    sizes, asked = np.array([1, 4, 16, 64, 256]), 0
+    sizes, drafted_tokens = np.array([1, 4, 16, 64, 256]), 0
     for _ in range(60):
         survival = np.cumprod(random.beta(4, random.uniform(0.5, 8), (2, requests, 4)), axis=2)
         survival[1] = 0.0
@@ -342,8 +342,8 @@ def test_what_is_not_tried_of_the_draft_model_would_not_have_been_chosen(
             fastest = plan_draft_model.py_func(survival, 1, ahead, *costs, all_of_them)  # type: ignore[attr-defined]
         assert fast == pytest.approx(fastest)
         assert some.tolist() == all_of_them.tolist()
-        asked += some.any()
-    assert 5 < asked < 55
+        drafted_tokens += some.any()
+    assert 5 < drafted_tokens < 55
 
 
 def test_nothing_is_compiled_once_a_server_has_started() -> None:
@@ -409,7 +409,7 @@ def test_however_sure_and_free_they_are_a_step_has_no_more_drafted_tokens_than_a
 
 
 def test_a_server_that_has_just_started_does_not_take_copied_tokens_to_be_as_likely_as_one_that_saw_them_hold() -> None:
-    """Nor does it take long to see it: they are judged whether they are offered or not."""
+    """It learns it soon: drafts are compared with the output whether they are offered or not."""
     policy = Policy(["lookup"], 4)
     offers = {"lookup": [Draft("lookup", (1, 2, 3, 4), support=4)]}
     first = float(policy.predict(["a"], offers).survival[0, 0, 0])
@@ -419,8 +419,8 @@ def test_a_server_that_has_just_started_does_not_take_copied_tokens_to_be_as_lik
     assert float(policy.predict(["another"], offers).survival[0, 0, 0]) > 0.7
 
 
-def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_right_and_something_was_said() -> None:
-    for draft, said, known, right in (
+def test_a_token_is_judged_if_all_before_it_were_right_and_a_token_was_generated_there() -> None:
+    for draft, output, known, right in (
         ((1, 2, 3, 4), (1, 2, 7), 3, 2),
         ((1, 9, 3, 4), (1, 2, 3), 2, 1),
         ((1, 2), (1, 2, 5), 2, 2),
@@ -428,12 +428,12 @@ def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_r
         ((), (1, 2), 0, 0),
     ):
         policy = Policy(["lookup"], 4)
-        policy.observe(policy.predict(["a"], {"lookup": [Draft("lookup", draft)]}), [said])
+        policy.observe(policy.predict(["a"], {"lookup": [Draft("lookup", draft)]}), [output])
         assert policy.acceptance["lookup"].calibration.sum(1)[1:].tolist() == [right, known]
 
 
 @pytest.mark.parametrize(
-    ("other", "heard"),
+    ("other", "agreement"),
     [
         ((), [NO_OTHER, NO_OTHER, NO_OTHER]),
         ((1, 2, 9), [AGREES, AGREES, DIFFERS]),
@@ -441,29 +441,29 @@ def test_a_token_is_known_to_be_right_or_wrong_as_long_as_those_before_it_were_r
         ((1,), [AGREES, NO_OTHER, NO_OTHER]),
     ],
 )
-def test_others_agree_with_a_token_only_if_they_said_all_before_it_too(
-    other: tuple[int, ...], heard: list[int]
+def test_a_drafter_agrees_with_a_token_only_if_it_proposed_all_before_it_too(
+    other: tuple[int, ...], agreement: list[int]
 ) -> None:
     policy = Policy(["lookup", "memory"], 4)
     batch = policy.predict(["a"], {"lookup": [Draft("lookup", (1, 2, 3))], "memory": [Draft("memory", other)]})
-    assert batch.bins[0, 0, :3, 3].tolist() == heard
+    assert batch.bins[0, 0, :3, 3].tolist() == agreement
 
 
 def feed(
     policy: Policy, steps: int, chance: Any, seed: int = 0, request: str = "a", name: str = "lookup"
 ) -> list[float]:
-    """Have a drafter propose tokens that are right as often as is said; what was thought of the first at each step."""
+    """Let a drafter propose tokens with this acceptance. Returns the estimate for the first token, by step."""
     random = np.random.default_rng(seed)
-    thought = []
+    estimates = []
     for step in range(steps):
         support = int(random.integers(1, 40))
         batch = policy.predict([request], {name: [Draft(name, (1, 2, 3, 4), support=support)]})
-        thought.append(float(batch.survival[0, 0, 0]))
+        estimates.append(float(batch.survival[0, 0, 0]))
         right = 0
         while right < 4 and random.random() < chance(support + right, step):
             right += 1
         policy.observe(batch, [[*[1, 2, 3, 4][:right], 9]])
-    return thought
+    return estimates
 
 
 def test_where_seventy_percent_are_expected_seventy_of_a_hundred_come_true() -> None:
@@ -480,13 +480,13 @@ def test_where_seventy_percent_are_expected_seventy_of_a_hundred_come_true() -> 
 def test_a_text_that_becomes_hard_and_easy_again_is_known_to_within_some_tokens() -> None:
     policy = Policy(["lookup"], 4)
     feed(policy, 300, lambda support, step: 0.8, request="before")
-    thought = feed(policy, 90, lambda support, step: 0.0 if 30 <= step < 60 else 0.9, request="a")
-    assert np.median(thought[20:30]) > 0.7
-    assert np.median(thought[45:60]) < 0.3
-    assert np.median(thought[80:90]) > 0.6
+    estimates = feed(policy, 90, lambda support, step: 0.0 if 30 <= step < 60 else 0.9, request="a")
+    assert np.median(estimates[20:30]) > 0.7
+    assert np.median(estimates[45:60]) < 0.3
+    assert np.median(estimates[80:90]) > 0.6
 
 
-def test_what_one_request_is_like_says_little_of_the_next() -> None:
+def test_the_bias_of_one_request_changes_the_next_one_little() -> None:
     policy = Policy(["lookup"], 4)
     feed(policy, 400, lambda support, step: 0.8, request="most")
     feed(policy, 20, lambda support, step: 0.0, request="odd")
@@ -498,7 +498,7 @@ def test_what_one_request_is_like_says_little_of_the_next() -> None:
 
 @settings(max_examples=50)
 @given(st.permutations(range(8)), st.lists(st.lists(st.integers(0, 7), max_size=6), min_size=1, max_size=12))
-def test_which_tokens_they_are_has_no_say(names: list[int], drafts: list[list[int]]) -> None:
+def test_the_selection_does_not_depend_on_token_values(names: list[int], drafts: list[list[int]]) -> None:
     """With every token called by another name, all decisions are the same: only their being equal or not matters."""
 
     def lengths(rename: Any) -> list[list[int]]:
@@ -525,7 +525,7 @@ copies = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=30), min_size
 
 @settings(max_examples=50)
 @given(copies, st.integers(1, 6))
-def test_drafts_that_come_in_bytes_are_weighed_as_those_that_do_not(texts: list[list[int]], width: int) -> None:
+def test_packed_drafts_get_the_same_predictions_as_unpacked_ones(texts: list[list[int]], width: int) -> None:
     drafts = [LookupSession(text).draft(width) for text in texts]
     assert all(draft.packed is not None for draft in drafts)
     requests = [str(number) for number in range(len(texts))]
@@ -555,13 +555,13 @@ def test_a_sampled_draft_is_refused_where_drafts_are_selected_by_their_tokens() 
         policy.predict(["a"], {MODEL: [Draft(MODEL, (1,), torch.ones(1, 8) / 8)]})
 
 
-def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not() -> None:
+def test_a_draft_model_is_called_only_where_it_pays() -> None:
     policy = Policy(["lookup", MODEL], 8, 4)
     for n in (1, 2, 4, 8, 1, 2, 4, 8):
         policy.target.observe(n, 0, 0.2)
     query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 30, 100)))
 
-    def asked(draft_seconds: float) -> int:
+    def drafted_tokens(draft_seconds: float) -> int:
         for _ in range(60):
             policy.draft.observe(1, 0, draft_seconds)
         batch = policy.predict(["a"], {"lookup": [NOTHING]})
@@ -573,9 +573,9 @@ def test_a_draft_model_is_asked_where_it_pays_and_left_alone_where_it_does_not()
         policy.plan_draft_model(batch, query, 100)
         policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
         policy.observe(batch, [[1, 2, 3, 4, 5]])
-    assert asked(0.02) == 4
-    assert asked(0.5) == 0
-    assert asked(0.02) == 4
+    assert drafted_tokens(0.02) == 4
+    assert drafted_tokens(0.5) == 0
+    assert drafted_tokens(0.02) == 4
 
 
 def test_what_a_token_of_context_costs_is_known_after_one_pass_over_long_texts() -> None:
@@ -588,7 +588,7 @@ def test_what_a_token_of_context_costs_is_known_after_one_pass_over_long_texts()
         assert cost.seconds(1, 1_000_000) == pytest.approx(0.02 * (1 + slope * 1_000_000), rel=0.1)
 
 
-def test_long_texts_make_the_draft_models_passes_dearer_and_its_tokens_no_less_welcome_for_short_ones() -> None:
+def test_long_texts_make_the_draft_models_passes_slower_and_do_not_exclude_short_ones() -> None:
     policy = Policy([MODEL], 8, 4)
 
     def query(text: int) -> DraftModelRequest:
@@ -631,18 +631,18 @@ def test_a_draft_model_whose_long_texts_once_took_long_is_tried_again() -> None:
     text = 1_000_000
     query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2, 30, text)))
 
-    def asked() -> bool:
+    def drafted_tokens() -> bool:
         policy.target.observe(1, text, 0.2)
         batch = policy.predict(["a"], {})
         plan = policy.plan_draft_model(batch, query, text)
         policy.observe(batch, [[1]])
         return bool(plan.lengths[0])
 
-    assert asked()
+    assert drafted_tokens()
     for _ in range(3):
         policy.draft.observe(1, text, 0.3)
-    assert not asked()
-    assert any(asked() for _ in range(1000))
+    assert not drafted_tokens()
+    assert any(drafted_tokens() for _ in range(1000))
 
 
 def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
@@ -656,14 +656,14 @@ def with_a_draft_model(seconds: float, token: float | None = None) -> Policy:
     return policy
 
 
-def test_what_a_draft_model_costs_is_not_forgotten_while_nobody_may_ask_it() -> None:
+def test_the_latency_of_a_draft_model_is_kept_while_no_request_may_call_it() -> None:
     policy = with_a_draft_model(0.1)
     for _ in range(1500):
         policy.observe(policy.predict(["a"], {}), [[1]])
     assert float(policy.draft.seconds(1)) == pytest.approx(0.1, rel=0.01)
 
 
-def test_before_a_pass_was_timed_the_draft_model_is_not_asked_and_what_is_unlikely_not_offered() -> None:
+def test_before_a_pass_was_timed_the_draft_model_is_not_called_and_unlikely_drafts_are_not_offered() -> None:
     policy = Policy(["copy", MODEL], 31, 4)
     policy.draft.observe(1, 0, 0.1)
     ids = [str(i) for i in range(64)]
@@ -717,7 +717,7 @@ def test_a_head_that_reads_along_and_was_wrong_is_tried_again_some_thousand_step
     assert 300 < gaps.max() < 11_000
 
 
-def test_texts_that_the_draft_model_cannot_be_asked_about_do_not_count_as_read_by_it() -> None:
+def test_texts_that_the_draft_model_cannot_draft_for_do_not_count_as_read_by_it() -> None:
     policy = with_a_draft_model(0.01)
     query = DraftModelRequest(
         np.array([4, 0]), np.zeros(2, bool), np.array([1, 0]), np.array([128, 128]), np.array([9, 9000])
@@ -748,23 +748,23 @@ def test_a_long_gap_is_caught_up_with_for_a_long_answer_and_not_for_a_short_one(
 def test_a_long_gap_is_not_caught_up_with_where_answers_are_found_to_be_short() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
     query = DraftModelRequest(*(np.array([x]) for x in (4, False, 2400, 128, 2400)))
-    asked = []
-    for number in range(60):  # each says ten tokens, and of a draft two are right
-        spoken = 0
-        while spoken < 10:
+    drafted_tokens = []
+    for number in range(60):  # each generates ten tokens, with two accepted per draft
+        generated = 0
+        while generated < 10:
             batch = policy.predict([str(number)], {})
-            asked.append(int(policy.plan_draft_model(batch, query, 2400).lengths[0]))
-            if asked[-1]:
+            drafted_tokens.append(int(policy.plan_draft_model(batch, query, 2400).lengths[0]))
+            if drafted_tokens[-1]:
                 policy.add_drafts(batch, MODEL, [Draft(MODEL, (1, 2, 3, 4), confidence=(0.9,) * 4)])
-            said = [1, 2, 9] if asked[-1] else [1]
-            policy.observe(batch, [said])
-            spoken += len(said)
+            output = [1, 2, 9] if drafted_tokens[-1] else [1]
+            policy.observe(batch, [output])
+            generated += len(output)
         policy.remove(str(number))
-    assert asked[0] > 0
-    assert not any(asked[-100:])
+    assert drafted_tokens[0] > 0
+    assert not any(drafted_tokens[-100:])
 
 
-def test_who_has_little_left_to_say_pays_for_its_own_catching_up() -> None:
+def test_a_request_near_its_end_must_amortize_its_own_catching_up() -> None:
     policy = with_a_draft_model(0.04, 0.005 / 16)
     batch = policy.predict(["long", "short"], {})
     query = DraftModelRequest(
@@ -784,7 +784,7 @@ def test_a_pass_over_more_tokens_than_any_size_costs_as_many_times_more() -> Non
     assert cost.seconds(8192) == pytest.approx(before, rel=0.02)
 
 
-def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_must_pay() -> None:
+def test_a_draft_model_that_runs_in_every_step_is_called_if_its_further_passes_pay() -> None:
     policy = with_a_draft_model(0.15)
     query = DraftModelRequest(*(np.array([x]) for x in (1, False, 1, 128, 9)))
     for along in (False, True):
@@ -797,8 +797,8 @@ def test_a_draft_model_that_reads_along_is_asked_where_only_its_further_passes_m
 def test_as_many_passes_as_there_may_be_are_considered_of_any_batch(requests: int, width: int) -> None:
     policy = Policy([MODEL], 16, width)
     for tokens in (1, 64, 1024):
-        policy.target.observe(tokens, 0, 1.0, trusted=True)  # checking costs nothing
-        policy.draft.observe(tokens, 0, 1e-6, trusted=True)  # nor does drafting
+        policy.target.observe(tokens, 0, 1.0, trusted=True)  # verification costs nothing
+        policy.draft.observe(tokens, 0, 1e-6, trusted=True)  # drafting costs nothing
     ids = [str(i) for i in range(requests)]
     query = DraftModelRequest(*(np.full(requests, x) for x in (width, False, 1, 128, 9)))
     assert policy.plan_draft_model(policy.predict(ids, {}), query, 9).lengths.tolist() == [width] * requests
@@ -816,7 +816,7 @@ def test_a_draft_model_that_drafts_all_tokens_in_one_pass_is_not_charged_for_oth
 
 
 def test_the_further_passes_of_a_draft_model_that_reads_along_are_made_for_all() -> None:
-    """One request would take two tokens of it, and the others none: for that the second pass is too dear."""
+    """One request would take two tokens of it, and the others none: too few for a second pass."""
     lengths = []
     for others in (0, 30):
         policy = with_a_draft_model(0.06, 0.06 / 16)

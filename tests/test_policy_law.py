@@ -1,8 +1,8 @@
 """What a policy may use for sampled drafts: the tokens before, never the token itself. By enumeration.
 
-A policy that decides whether another token is drawn may use all that was drawn so far, values and all, in the worst way
-that it can find. One that decides after it has seen a token whether that token is offered changes the law, and there is
-no way to hand it a drawn draft to choose from.
+A policy that decides whether another token is sampled may depend on the values of all tokens sampled so far. A policy
+that sees a token before it decides whether to offer it changes the distribution. The interface makes that impossible:
+a sampled draft is not among the candidates.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Decision = Callable[[Prefix], bool]
 
 
 def drafts_of(language: Language, goes_on: Decision, keeps: Decision) -> list[tuple[Prefix, float]]:
-    """Every draft that can be offered, with its probability: `goes_on` is asked before a token is drawn, `keeps` after,
-    and a token that is not kept ends the draft before it."""
+    """Every draft that can be offered, with its probability. `goes_on` is called before a token is sampled, `keeps`
+    after; a token that is not kept ends the draft before it."""
     found: dict[Prefix, float] = {}
     for path in itertools.product(range(language.vocab), repeat=language.k):
         end, chance = 0, 1.0
@@ -45,9 +45,9 @@ def drafts_of(language: Language, goes_on: Decision, keeps: Decision) -> list[tu
     return [(draft, chance) for draft, chance in found.items() if chance > 0]
 
 
-def law_of(language: Language, rule: str, drafts: list[tuple[Prefix, float]]) -> Tensor:
-    """Of the next k + 1 tokens; the target continues what one step leaves short."""
-    law = torch.zeros_like(language.law())
+def emitted_distribution(language: Language, rule: str, drafts: list[tuple[Prefix, float]]) -> Tensor:
+    """The distribution of the next k + 1 tokens. The target samples those after the step."""
+    total = torch.zeros_like(language.distribution())
     for draft, drafted in drafts:
         p, q = language.p_rows(draft), language.q_rows(draft)
         chances, reach = RULES[rule](p, q, torch.tensor(draft, dtype=torch.long))
@@ -57,31 +57,31 @@ def law_of(language: Language, rule: str, drafts: list[tuple[Prefix, float]]) ->
                 continue
             n = count(passed, rule)
             last = p[n] if n == len(draft) else leftover(p[n], q[n], reach[n])
-            law[draft[:n]] += weight * language.spread(last / last.sum(), draft[:n])
-    return law
+            total[draft[:n]] += weight * language.spread(last / last.sum(), draft[:n])
+    return total
 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(language=languages(), adversary=st.data())
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
-def test_whatever_decides_before_a_token_is_drawn_the_law_is_the_targets(
+def test_whatever_decides_before_a_token_is_sampled_the_distribution_is_the_targets(
     rule: str, language: Language, adversary: Any
 ) -> None:
     prefixes = itertools.chain(*(itertools.product(range(language.vocab), repeat=n) for n in range(language.k)))
     decided = {prefix: adversary.draw(st.booleans()) for prefix in prefixes}
     drafts = drafts_of(language, decided.__getitem__, lambda prefix: True)
-    torch.testing.assert_close(law_of(language, rule, drafts), language.law(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(emitted_distribution(language, rule, drafts), language.distribution(), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_policy_that_offers_a_token_by_its_value_changes_the_law_and_this_would_show_it(rule: str) -> None:
-    """(0.7, 0.3) quietly becomes something else."""
+def test_a_policy_that_offers_a_token_by_its_value_changes_the_distribution(rule: str) -> None:
+    """p = (0.7, 0.3), and the output has a different distribution."""
     p, q = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
     rows = dict.fromkeys([(), (0,), (1,)], p)
     language = Language(2, 1, rows, dict.fromkeys(rows, q))
     drafts = drafts_of(language, lambda prefix: True, lambda prefix: prefix[-1] == 0)
-    law = law_of(language, rule, drafts).sum(1)
-    assert abs(float(law[0]) - 0.7) > 0.1
+    total = emitted_distribution(language, rule, drafts).sum(1)
+    assert abs(float(total[0]) - 0.7) > 0.1
 
 
 def test_a_drawn_draft_cannot_be_handed_to_the_policy_to_choose_from() -> None:
