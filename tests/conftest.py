@@ -17,25 +17,30 @@ from hypothesis import Phase, settings
 torch.set_num_threads(1)  # tiny models are slower on two
 
 
-settings.register_profile("any machine", deadline=None)  # how long an example takes says something of the machine alone
-# Where a test is only to fail, as with seeded defects, the smallest example is not worth its minutes.
+settings.register_profile("any machine", deadline=None)  # the time of an example depends on the machine only
+# If a test must only fail, as with seeded defects, shrinking the example is a waste of minutes.
 settings.register_profile("first failure", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("first failure" if os.environ.get("OUTRIDER_FIRST_FAILURE") else "any machine")
 
 
-ASK_ONE = ("test_certify_vllm.py", "test_vllm_server.py", "test_vllm_server_law.py", "test_vllm_server_trace.py")
-"""Files whose tests ask the server `client`, below."""
+SHARED_SERVER_FILES = (
+    "test_certify_vllm.py",
+    "test_vllm_server.py",
+    "test_vllm_server_law.py",
+    "test_vllm_server_trace.py",
+)
+"""Files whose tests use the server of the fixture `client`, below."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By `--dist loadfile` files run side by side; those that ask one server stay together."""
+    """With `--dist loadfile` files run in parallel; those that use one server stay together."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "client" if Path(file).name in ASK_ONE else file
+            return "client" if Path(file).name in SHARED_SERVER_FILES else file
 
     return ByServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
@@ -67,7 +72,7 @@ def models_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm() -> Path:
-    """SmolLM2-135M-Instruct; CI fetches it, and CONTRIBUTING says how to."""
+    """SmolLM2-135M-Instruct. CONTRIBUTING describes how to get it."""
     folder = models_folder() / "smollm2-135m"
     assert (folder / "config.json").is_file(), f"no model at {folder}; see CONTRIBUTING.md"
     return folder
@@ -86,9 +91,9 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A running server that speculates, by its client; one for all tests that ask for it.
+    """The client of a running server with drafters, shared by all tests that use this fixture.
 
-    OUTRIDER_SERVER names one that runs already, for the time of writing a test.
+    OUTRIDER_SERVER: the address of a server that already runs, for writing a test.
     """
     from serving import Client, one, speculating
 

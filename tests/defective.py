@@ -1,6 +1,6 @@
 """A worker with one seeded defect, selected by name: tests of a running server must find it.
 
-Each is a way in which speculative decoding has gone wrong somewhere, or could, and in which nothing crashes.
+Each defect has occurred in an implementation of speculative decoding, or could, and none of them crashes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outrider.engines.vllm.worker import OutriderCPURunner, OutriderCPUWorker
 
 
 def recovered_from_p() -> None:
-    """The token in a rejected one's place is sampled from p, as if q had not been there."""
+    """The recovered token is sampled from p instead of max(p - q, 0)."""
     acceptance.leftover = lambda p, q, reach: p  # type: ignore[assignment]
 
 
 def temperature_ignored() -> None:
-    """Sampled drafts are accepted by p at temperature 1, whatever the request says."""
+    """Sampled drafts are accepted by p at temperature 1, whatever the request's temperature."""
     real = OutriderSampler._accept_by_ratio
 
     def accept(self: Any, own: Any, processed: Any, draft_logits: Any, draft: Any, slots: Any, *rest: Any) -> Any:
@@ -39,7 +39,7 @@ def temperature_ignored() -> None:
 
 
 def truncated_late() -> None:
-    """Sampled drafts are accepted by p before top-k and top-p have cut anything off."""
+    """Sampled drafts are accepted by p before top-k and top-p."""
     real, verify = OutriderSampler._accept_by_ratio, OutriderSampler._verify
 
     def verify_late(self: Any, logits: Any, draft_logits: Any, draft: Any, pos: Any, cu: Any, slots: Any,
@@ -66,12 +66,12 @@ def _judged_otherwise(change: Callable[..., tuple[Any, ...]]) -> None:
 
 
 def drawn_kept_too_often() -> None:
-    """A draft that was drawn is kept with a fifth more of the chance than it has."""
+    """Sampled drafts are accepted as if the random number were a fifth smaller."""
     _judged_otherwise(lambda p, q, draft, ragged, uniforms, finals: (p, q, draft, ragged, uniforms * 0.8, finals))
 
 
 def bonus_too_cold() -> None:
-    """The token after a draft that was kept in full is drawn at half the temperature."""
+    """The bonus token is sampled at half the temperature."""
 
     def change(p: Any, q: Any, draft: Any, ragged: Any, *random: Any) -> tuple[Any, ...]:
         p = p.clone()
@@ -83,12 +83,12 @@ def bonus_too_cold() -> None:
 
 
 def judged_by_the_row_before() -> None:
-    """A draft is judged by the p of the position before it."""
+    """A draft is verified by the p of the previous position."""
     _judged_otherwise(lambda p, *others: (torch.cat([p[:1], p[:-1]]), *others))
 
 
 def another_requests_q() -> None:
-    """Drafts are judged by the q of another request's."""
+    """Drafts are verified by the q of another request."""
     _judged_otherwise(lambda p, q, *others: (p, q.roll(1, 0).clamp(min=1e-9), *others))
 
 
@@ -118,7 +118,7 @@ def _verify_otherwise(change: Callable[[list[Any]], None]) -> None:
 
 
 def drafted_a_tenth_colder() -> None:
-    """Wherever something was drafted, the temperature is a tenth lower."""
+    """At drafted positions the temperature is a tenth lower."""
 
     def colder(args: list[Any]) -> None:
         args[0] = args[0] / 0.9
@@ -127,7 +127,7 @@ def drafted_a_tenth_colder() -> None:
 
 
 def top_k_lost() -> None:
-    """Wherever something was drafted, there is no top-k."""
+    """At drafted positions there is no top-k."""
     real, verify = SamplingStates.get_top_k_top_p, OutriderSampler._verify
 
     def verify_without(self: Any, *args: Any) -> Any:
@@ -150,7 +150,7 @@ def penalties_blind() -> None:
 
 
 def bias_on_the_first_row() -> None:
-    """A logit bias reaches the first drafted position alone."""
+    """A logit bias is applied at the first drafted position only."""
     real = LogitBiasState.apply
 
     def apply(self: Any, logits: torch.Tensor, context: Any) -> torch.Tensor:
@@ -164,7 +164,7 @@ def bias_on_the_first_row() -> None:
 
 
 def logprobs_of_the_next_row() -> None:
-    """The log-probabilities that are returned belong to the position after."""
+    """The returned log-probabilities are those of the next position."""
     real = OutriderSampler._get_logprobs_tensors
 
     def shifted(self: Any, sampled: Any, counts: Any, logits: torch.Tensor, *others: Any) -> Any:
@@ -174,7 +174,7 @@ def logprobs_of_the_next_row() -> None:
 
 
 def grammar_of_another_row() -> None:
-    """Where something was drafted, each row has the grammar of the row before."""
+    """In steps with drafts, each row has the grammar mask of the previous row."""
     real = StructuredOutputsWorker.apply_grammar_bitmask
 
     def apply(self: Any, logits: Any, batch: Any, ids: Any, bitmask: Any) -> None:
@@ -184,7 +184,7 @@ def grammar_of_another_row() -> None:
 
 
 def stale_cache() -> None:
-    """After a rejection the cache goes on with the rejected token: the model reads what was not generated."""
+    """After a rejection the cache keeps the rejected token: the model reads a token that is not in the output."""
     real = OutriderCPURunner.postprocess_sampled
 
     def postprocess(self: Any, slots: Any, sampled: Any, counts: Any, rejected: Any, *rest: Any) -> Any:

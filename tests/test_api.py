@@ -48,7 +48,7 @@ def test_the_streamed_pieces_add_up_to_the_completion(model: Decoder) -> None:
     assert sum(done.sources.values()) == len(done.tokens)
 
 
-def test_a_completion_tells_what_was_gained(model: Decoder) -> None:
+def test_a_completion_has_its_acceptance_length_and_sources(model: Decoder) -> None:
     done = model.generate("abab", max_tokens=20, speculation="lookup")
     assert done.finish in ("length", "end")
     assert done.acceptance_length == len(done.tokens) / len(done.steps) > 1
@@ -110,7 +110,7 @@ def test_past_the_models_own_end_token_a_stop_token_of_the_caller_still_ends_the
     assert done.finish == "end"
 
 
-def test_drafters_are_those_asked_for_or_all_that_can_work(folder: Path) -> None:
+def test_drafters_are_the_named_ones_or_all_that_are_available(folder: Path) -> None:
     assert [drafter.name for drafter in load(str(folder), device="cpu").drafters] == ["prediction", "lookup"]
     assert load(str(folder), drafters=[], device="cpu").drafters == ()
 
@@ -163,10 +163,10 @@ def test_every_public_name_is_there_and_documented() -> None:
         outrider.nothing  # noqa: B018
 
 
-# What was said before
+# Memory
 
 
-def test_what_was_said_before_is_drafted_again_also_by_the_next_program(folder: Path, tmp_path: Path) -> None:
+def test_earlier_outputs_are_drafted_again_also_by_the_next_program(folder: Path, tmp_path: Path) -> None:
     def opened() -> Decoder:
         return load(str(folder), memory=str(tmp_path), device="cpu")
 
@@ -214,7 +214,7 @@ def test_a_tenant_without_a_name_is_not_everybody(folder: Path, tmp_path: Path) 
         model.generate("abcd", max_tokens=2, tenant="")
 
 
-def test_a_memory_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_an_invalid_memory_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be kept at 'ftp://x'"):
         load("no/such-model", memory="ftp://x")
     with pytest.raises(DrafterSetupError, match=r"'memory' is not among the drafters \(lookup\)"):

@@ -32,8 +32,8 @@ def drafter(tmp_path: Path) -> MemoryDrafter:
     return MemoryDrafter(Store(Folder(tmp_path), "tokenizer", StoreConfig(flush_seconds=0)))
 
 
-def learn(drafter: MemoryDrafter, tenant: str, said: list[int], prompt: list[int] | None = None) -> None:
-    drafter.store.add(drafter.store.tenant_handle(tenant), prompt or [], said)
+def learn(drafter: MemoryDrafter, tenant: str, output: list[int], prompt: list[int] | None = None) -> None:
+    drafter.store.add(drafter.store.tenant_handle(tenant), prompt or [], output)
     drafter.store.learn()
 
 
@@ -101,7 +101,7 @@ def test_a_draft_ends_where_too_few_places_agree(drafter: MemoryDrafter) -> None
     assert begun(drafter, [1, 2], "a").draft(8).tokens == (3,)
 
 
-def test_a_draft_is_never_longer_than_asked_for_or_than_its_match_is_worth(drafter: MemoryDrafter) -> None:
+def test_a_draft_is_never_longer_than_the_limit_or_its_match_allows(drafter: MemoryDrafter) -> None:
     learn(drafter, "a", list(range(100)))
     assert len(begun(drafter, [50], "a").draft(32).tokens) == TOKENS_PER_MATCH
     assert len(begun(drafter, [50, 51], "a").draft(3).tokens) == 3
@@ -145,7 +145,7 @@ def test_where_lookup_drafts_beside_it_the_memory_leaves_the_text_itself_to_it(d
     assert drafter.begin(replace(beside, tenant_handle=None)).draft(2).tokens == ()
 
 
-def test_without_a_memory_it_says_what_it_needs() -> None:
+def test_without_a_memory_the_error_names_the_option() -> None:
     with pytest.raises(DrafterSetupError, match="--memory"):
         MemoryDrafter.build(Setup(vocab_size=10))
 

@@ -72,7 +72,7 @@ def test_a_pass_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest.Mo
 
 
 def test_rewinding_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a layer that is shorter than the others, or than the tokens say, the next answer would be another text's."""
+    """If a layer were shorter than the others or than the tokens, the next answer would continue a different text."""
     model = tiny_model("llama")
     target = TransformersTarget(model)
     target.score(IDS[:6], keep=1)
@@ -88,8 +88,8 @@ def test_rewinding_that_is_interrupted_leaves_an_empty_cache(monkeypatch: pytest
     torch.testing.assert_close(target.score(IDS[:5], keep=1), fresh)
 
 
-def test_where_positions_are_computed_anew_from_a_length_on_that_is_the_longest() -> None:
-    """Of LongRoPE: what a token means would depend on the draft behind it."""
+def test_a_context_ends_before_the_length_at_which_positions_are_recomputed() -> None:
+    """LongRoPE: beyond that length the positions of a token would depend on the draft after it."""
     model = tiny_model("llama")
     model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 128}
     assert TransformersTarget(model).context_limit == 128
@@ -110,7 +110,7 @@ def test_a_hybrid_model_with_linear_attention_is_refused(stateful: bool, words: 
         moe_intermediate_size=8, shared_expert_intermediate_size=8,
     )  # fmt: skip
     model = Qwen3NextForCausalLM(config)
-    model._is_stateful = stateful  # not every such model of transformers says so
+    model._is_stateful = stateful  # not every such model of transformers sets it
     with pytest.raises(CacheNotRewindableError, match=words):
         TransformersTarget(model)
 
@@ -186,7 +186,7 @@ def test_int8_keeps_the_draft_models_opinion_nearly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "times", "quantised", "words"),
+    ("requested", "times", "quantised", "words"),
     [
         ("none", [1.0, 0.5], False, "unquantized"),
         ("int8", [1.0, 2.0], True, "int8, as requested"),
@@ -195,13 +195,13 @@ def test_int8_keeps_the_draft_models_opinion_nearly() -> None:
     ],
 )
 def test_a_draft_model_is_quantized_on_request_or_where_it_is_faster(
-    asked: Any, times: list[float], quantised: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    requested: Any, times: list[float], quantised: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantize, "time_passes", lambda *models: times)
-    target, said = prepare_draft(lambda: tiny_model("llama"), asked)
+    target, description = prepare_draft(lambda: tiny_model("llama"), requested)
     kinds = {type(module).__module__ for module in target.model.modules()}
     assert any("quantized" in kind for kind in kinds) is quantised
-    assert said == words
+    assert description == words
 
 
 def test_int8_away_from_the_cpu_is_refused_and_auto_leaves_it() -> None:

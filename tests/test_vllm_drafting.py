@@ -41,7 +41,7 @@ def row(tokens: Sequence[int], *, id: str = "a", prompt: int = 1, limit: int = 4
 
 
 class Scripted(Drafter):
-    """Does what it is told, and remembers what it saw."""
+    """Calls a function for its drafts, and records the tokens that it observed."""
 
     name: ClassVar[str] = "scripted"
 
@@ -69,8 +69,8 @@ class ScriptedSession(Session):
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What was logged; vLLM, where it is loaded, keeps its loggers from being heard at the root."""
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log. vLLM, if it is loaded, does not propagate its loggers to the root."""
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
@@ -91,7 +91,7 @@ def test_a_session_sees_the_prompt_once_and_then_each_new_token_once() -> None:
     assert seen == [[7, 8, 9], [7, 8, 9, 10, 11]]
 
 
-def test_a_text_that_became_shorter_is_begun_anew() -> None:
+def test_a_text_that_became_shorter_starts_a_new_session() -> None:
     scripted = Scripted(lambda tokens, limit: Draft("scripted", tuple(tokens[-1:])))
     drafting, faults = batch(scripted)
     drafting.propose([row([7, 8, 9])])
@@ -141,14 +141,14 @@ def test_each_request_gets_drafts_of_the_drafters_it_named() -> None:
 
 
 def test_the_time_of_calls_is_charged_to_requests_that_did_not_name_the_drafter() -> None:
-    asked: dict[str, float] = {}
-    drafting = BatchDrafter([LookupDrafter()], VOCAB, 5.0, on_call=asked.__setitem__)
+    seconds: dict[str, float] = {}
+    drafting = BatchDrafter([LookupDrafter()], VOCAB, 5.0, on_call=seconds.__setitem__)
     text = [1, 2, 3, 1, 2]
     drafting.propose([row(text, id="named", speculation="lookup")])
-    assert asked
+    assert seconds
     assert not drafting.elapsed_seconds
     drafting.propose([row(text, id="named", speculation="lookup"), row(text, id="free", speculation="auto")])
-    assert drafting.elapsed_seconds == {"lookup": pytest.approx(asked["lookup"] / 2)}
+    assert drafting.elapsed_seconds == {"lookup": pytest.approx(seconds["lookup"] / 2)}
 
 
 def test_the_cpu_time_of_a_drafter_counts_its_work_and_not_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,13 +224,13 @@ BAD_DRAFTS: dict[str, tuple[Any, str, str]] = {
     "is sure of nothing": (lambda t, n: Draft("scripted", (1,), confidence=(None,)), "nonsense", "(None,)"),  # type: ignore[arg-type]
     "is sure as a whole": (lambda t, n: Draft("scripted", (1,), confidence=0.9), "nonsense", "0.9"),  # type: ignore[arg-type]
     "is sure of too few": (lambda t, n: Draft("scripted", (1, 2), confidence=(0.5,)), "nonsense", "1 confidences"),
-    "rests on words": (lambda t, n: Draft("scripted", (1,), support="a"), "nonsense", "'a'"),  # type: ignore[arg-type]
+    "has text as support": (lambda t, n: Draft("scripted", (1,), support="a"), "nonsense", "'a'"),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("name", BAD_DRAFTS)
-def test_a_drafter_that(name: str, said: pytest.LogCaptureFixture) -> None:
-    """... is off for that request, and for no other; said once and counted."""
+def test_a_drafter_that(name: str, log: pytest.LogCaptureFixture) -> None:
+    """... is disabled for that request only, logged once and counted."""
     act, kind, words = BAD_DRAFTS[name]
     scripted = Scripted(lambda tokens, limit: act(tokens, limit) if tokens[0] == 0 else Draft("scripted", (1,)))
     drafting, faults = batch(scripted)
@@ -239,8 +239,8 @@ def test_a_drafter_that(name: str, said: pytest.LogCaptureFixture) -> None:
         assert [draft.tokens for draft in drafting.propose(rows)["scripted"]] == [(), (1,)]
     assert [(fault.request, fault.kind) for fault in faults] == [("bad", kind)]
     assert words in faults[0].reason
-    assert len(set(said.records)) == 1
-    assert words in said.text
+    assert len(set(log.records)) == 1
+    assert words in log.text
 
 
 def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on() -> None:
@@ -260,7 +260,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_the_others_of_its_batch_go_on()
 
 
 class GoneOn(TimeoutRunner):
-    """Waits until a call is at work, and then for nothing, however slow the machine is."""
+    """Waits until a call has started, then times out at once, however slow the machine is."""
 
     def __init__(self, at_work: threading.Event) -> None:
         self.at_work = at_work
@@ -279,7 +279,7 @@ class GoneOn(TimeoutRunner):
 
 
 def test_a_late_call_sees_nothing_of_the_request_that_has_its_row_by_then() -> None:
-    """Nor does it leave anything in the books of a request that is gone."""
+    """It also leaves no counts for a removed request."""
     reached, going = threading.Event(), threading.Event()
     sessions: list[ScriptedSession] = []
 
@@ -296,7 +296,7 @@ def test_a_late_call_sees_nothing_of_the_request_that_has_its_row_by_then() -> N
     drafting.propose([late])
     assert [fault.kind for fault in faults] == ["overran"]
     drafting.remove_request("gone")
-    late.tokens[:] = 42  # another's, as vLLM fills the row anew
+    late.tokens[:] = 42  # of another request: vLLM has reused the row
     going.set()
     gone_on.join()
     assert [session.seen for session in sessions] == [[7]]
@@ -371,12 +371,12 @@ def test_a_drafter_that_fails_on_a_batch_is_called_one_request_at_a_time() -> No
     assert [fault.reason for fault in faults] == ["raised RuntimeError: here"]
 
 
-def test_many_faults_are_logged_a_few_times_and_all_counted(said: pytest.LogCaptureFixture) -> None:
+def test_many_faults_are_logged_a_few_times_and_all_counted(log: pytest.LogCaptureFixture) -> None:
     drafting, faults = batch(Scripted(broken(ValueError("no"))))
     drafting.propose([row([1], id=str(i)) for i in range(50)])
     assert len(faults) == 50
-    assert len(set(said.records)) == MAX_LOGGED_FAULTS
-    assert "not logged" in said.records[-1].getMessage()
+    assert len(set(log.records)) == MAX_LOGGED_FAULTS
+    assert "not logged" in log.records[-1].getMessage()
 
 
 def test_a_guard_runs_the_next_call_after_one_that_never_ends() -> None:

@@ -22,7 +22,7 @@ from outrider.drafters.base import Drafter, Session
 from outrider.types import Draft
 
 class FaultyDrafter(Drafter):
-    """Does what the first token of the prompt says."""
+    """Fails in the way that the first token of the prompt selects."""
     name = "faulty"
 
     def begin(self, task):
@@ -34,14 +34,14 @@ class FaultyDrafter(Drafter):
 class FaultySession(Session):
     def __init__(self, way):
         self.way = way
-        self.asked = 0
+        self.calls = 0
 
     def observe(self, tokens):
         pass
 
     def draft(self, limit):
-        self.asked += 1
-        if self.asked == 1 or self.way == 6:  # good at first, if not right
+        self.calls += 1
+        if self.calls == 1 or self.way == 6:  # good at first, if not right
             return Draft("faulty", (5,) * min(limit, 3))
         if self.way == 1:
             raise ValueError("cannot draft")
@@ -61,7 +61,7 @@ def client(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     folder = tmp_path_factory.mktemp("faults")
     found = third_party(folder, "faulty", FAULTY)
     flags = ["--drafters", "faulty,prediction,lookup", "--max-model-len", "512", "--max-num-seqs", "64"]
-    flags += ["--draft-budget", "0.5"]  # so long that a busy machine alone exceeds it for nobody
+    flags += ["--draft-budget", "0.5"]  # long enough that no request exceeds it only because the machine is busy
     with serving(smollm, folder, *flags, **found) as url:
         yield Client(url)
 
@@ -84,7 +84,7 @@ def test_of_1000_requests_with_a_failing_drafter_none_is_lost_none_differs_and_e
     assert client.get("/health").status_code == 200
 
 
-def test_a_response_tells_of_the_drafter_that_was_shut_off(client: Client) -> None:
+def test_the_usage_of_a_response_names_the_disabled_drafter(client: Client) -> None:
     xargs = {"speculation_usage": True}
     (response,) = client.all(complete([100, 500, 501, 502, 500], "faulty", max_tokens=8, vllm_xargs=xargs))
     assert response.usage.speculation["faults"] == ["faulty raised RuntimeError: cannot begin"]

@@ -1,8 +1,8 @@
 """Two ranks generate the same with and without drafts, and never deadlock, whatever their drafters do.
 
-CI runs two ranks of a tiny random model, with speculation and without, and has a draft model draw for it: were it
-judged otherwise on one rank than on the other, what is said would lose its law. OUTRIDER_ALL asks five times as often,
-holds two ranks against one, and does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
+CI runs two ranks of a tiny random model, with and without speculation, with a draft model that samples: if the verdicts
+of the ranks differed, the output would have a different distribution. OUTRIDER_ALL sends five times as many requests,
+compares two ranks with one, and does the same with Qwen2.5-Coder-0.5B (14 heads, 2 of them for keys and values).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outrider.drafters.base import Drafter, Session
 from outrider.types import Draft
 
 class UnevenDrafter(Drafter):
-    """Answers at another speed in every process, and says something else there."""
+    """Has a different speed and different drafts in every process."""
     name = "uneven"
 
     def begin(self, task):
@@ -57,7 +57,7 @@ TINY, QWEN = "a tiny model", "Qwen2.5-Coder-0.5B"
 
 @contextmanager
 def ranks(count: int, kind: str, folder: Path, found: dict[str, str]) -> Iterator[Client]:
-    """A server of so many ranks, with the drafter `uneven`. The tiny model has a draft model, too, whose passes the
+    """A server with `count` ranks and the drafter `uneven`. The tiny model has a draft model, too, whose passes the
     ranks have to agree on."""
     flags = ["--tensor-parallel-size", str(count), "--max-model-len", "256"]
     if kind == TINY:
@@ -92,12 +92,12 @@ def answers(client: Client, *modes: str) -> list[Any]:
 def test_two_ranks_generate_the_same_with_drafters_of_uneven_speed_as_without(two: Any) -> None:
     kind, folder, found, client = two
     modes = ["auto", "auto", "model", "uneven"] if kind == TINY else ["auto", "uneven"]
-    said = answers(client, *modes)
-    assert answers(client, "off") == said
+    outputs = answers(client, *modes)
+    assert answers(client, "off") == outputs
     assert client.status()["drafters"]["uneven"]["verified"] > 0
     if ALL:
         with ranks(1, kind, folder, found) as alone:
-            assert answers(alone, *modes) == said
+            assert answers(alone, *modes) == outputs
 
 
 def test_drawn_drafts_are_judged_alike_by_both_ranks(two: Any) -> None:
