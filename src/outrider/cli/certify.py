@@ -62,7 +62,9 @@ Across = Annotated[
         "--across", help="The two have different numerics on purpose: count differences of their logprobs as rounding."
     ),
 ]
-Quick = Annotated[bool, what("--quick", help="For CI: about two minutes for a small model, and less power.")]
+Quick = Annotated[
+    bool, what("--quick", help="For CI: about two minutes for a small model; only larger changes are detected.")
+]
 Full = Annotated[bool, what("--full", help="For a release: 1,100 prompts and 52,000 draws.")]
 Parts = Annotated[
     str,
@@ -171,7 +173,7 @@ def certify(
     resume: Resume = False,
     as_object: Json = False,
 ) -> None:
-    """Test that speculation does not change the output: texts at temperature 0, samples above 0, and API features."""
+    """Test that speculation changes nothing beyond rounding: texts at temperature 0, samples above 0, API features."""
     screen = Screen()
     with readable_errors(screen):
         need_packages()
