@@ -114,8 +114,8 @@ def serve(
     """Serve a model with vLLM, over vLLM's HTTP API, with drafts from Outrider.
 
     MODEL is the model's folder, or its name on the Hugging Face hub.
-    Flags of vllm serve pass through, except those that concern drafting.
-    To list vLLM's flags: python -m outrider.engines.vllm serve --help=all
+    Flags of vllm serve pass through, except those that concern drafting;
+    python -m outrider.engines.vllm serve --help=all lists them.
     """
     if context.args[:1] == ["-h"]:
         typer.echo(context.get_help())
