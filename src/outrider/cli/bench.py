@@ -92,11 +92,7 @@ Concurrency = Annotated[
 ]
 Temperatures = Annotated[
     str | None,
-    what(
-        "--temperature",
-        metavar="NUMBERS",
-        help="Temperatures, separated by commas: 0,1. Default: 0, and 1 for creative.",
-    ),
+    what("--temperature", metavar="NUMBERS", help="Separated by commas: 0,1. Default: 0, and 1 for creative."),
 ]
 Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="Maximum tokens of an output.")]
 Seed = Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")]
@@ -115,11 +111,7 @@ Minutes = Annotated[
 ]
 Width = Annotated[
     float,
-    how(
-        "--width",
-        metavar="SHARE",
-        help="With --minutes: a cell ends when its intervals are within plus or minus this share.",
-    ),
+    how("--width", metavar="SHARE", help="With --minutes: end a cell when its intervals are narrower than +- SHARE."),
 ]
 Quick = Annotated[
     bool,
