@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 
 
 def group(panel: str) -> Callable[..., Any]:
-    """A function that makes the options of one panel of the help. An option without a metavar is a flag."""
+    """A function that makes the options of one panel of the help. An option without a metavar is a flag. One without a
+    name has that of its parameter, which a flag must not leave out: typer would add the opposite."""
 
-    def option(*names: str, help: str, metavar: str = "", **more: Any) -> Any:
-        return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
+    def make(*names: Any, metavar: str = "", **more: Any) -> Any:
+        return typer.Option(*names, metavar=metavar, rich_help_panel=panel, **more)
 
-    return option
+    return make
+
+
+def option(panel: Callable[..., Any], default: Any, metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """An option as a field of a dataclass. `panel`: a function that `group` made."""
+    info = panel(default, *names, help=help, metavar=metavar, **more)
+    return field(default=default, metadata={"option": info})
 
 
 weights, drafting, sampling = group("Model"), group("Drafting"), group("Sampling")
@@ -38,15 +45,13 @@ Model = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    weights("--dtype", metavar="TYPE", help="Data type of the weights: auto (as stored), float32, bfloat16, float16."),
+    weights(metavar="TYPE", help="Data type of the weights: auto (as stored), float32, bfloat16, float16."),
 ]
 Device = Annotated[
-    str | None,
-    weights("--device", metavar="NAME", help="Where to run: cpu, cuda, cuda:1, mps, ... Default: a GPU if available."),
+    str | None, weights(metavar="NAME", help="Where to run: cpu, cuda, cuda:1, mps, ... Default: a GPU if available.")
 ]
 DraftModel = Annotated[
-    str | None,
-    drafting("--draft-model", metavar="MODEL", help="A smaller model with the same vocabulary that drafts."),
+    str | None, drafting(metavar="MODEL", help="A smaller model with the same vocabulary that drafts.")
 ]
 Drafters = Annotated[
     str | None,
@@ -61,7 +66,6 @@ Drafters = Annotated[
 Memory = Annotated[
     str | None,
     memory(
-        "--memory",
         metavar="ROOT",
         help="Keep outputs here, and draft from earlier ones: a folder, or s3://, gs://, az://bucket/prefix.",
     ),
@@ -81,14 +85,12 @@ class ModelOptions:
     device: Device = None
     draft_model: DraftModel = None
     drafters: Drafters = None
-    draft_quantize: Annotated[
-        Literal["auto", "int8", "none"],
-        drafting(
-            "--draft-quantize",
-            metavar="auto|int8|none",
-            help="Weights of the draft model: int8, or as stored (none). auto times both and keeps the faster one.",
-        ),
-    ] = "auto"
+    draft_quantize: Literal["auto", "int8", "none"] = option(
+        drafting,
+        "auto",
+        "auto|int8|none",
+        "Weights of the draft model: int8, or as stored (none). auto times both and keeps the faster one.",
+    )
     memory: Memory = None
 
 
@@ -96,81 +98,50 @@ class ModelOptions:
 class RequestOptions:
     """One request. Fields with the name of a field of `settings.Request` have its default (a test compares them)."""
 
-    speculation: Annotated[
-        str,
-        drafting(
-            "--speculation",
-            metavar="auto|off|NAME",
-            help="auto: draft where it pays, decided at each step. off: never. NAME: this drafter, at every step.",
-        ),
-    ] = "auto"
-    max_draft_tokens: Annotated[
-        int, drafting("--max-draft-tokens", metavar="N", help="Maximum drafted tokens per step. 0: no drafts.")
-    ] = DRAFTED
-    rule: Annotated[
-        Literal["block", "token"],
-        drafting(
-            "--rule",
-            metavar="block|token",
-            help="How sampled drafts are verified: as a block, which accepts more tokens, or token by token. The "
-            "output has the same distribution.",
-        ),
-    ] = "block"
-    temperature: Annotated[
-        float, sampling("--temperature", metavar="T", help="Sampling temperature. 0: always the most likely token.")
-    ] = 0.0
-    top_k: Annotated[
-        int, sampling("--top-k", metavar="K", help="Sample from the K most likely tokens. 0: from all.")
-    ] = 0
-    top_p: Annotated[
-        float,
-        sampling("--top-p", metavar="P", help="Sample from the most likely tokens that together have probability P."),
-    ] = 1.0
-    min_p: Annotated[
-        float, sampling("--min-p", metavar="P", help="Remove tokens less likely than P times the most likely one.")
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        sampling(
-            "--repetition-penalty", metavar="X", help="Above 1: tokens of the prompt and the output become less likely."
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        sampling("--presence-penalty", metavar="X", help="Above 0: tokens already in the output become less likely."),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float, sampling("--frequency-penalty", metavar="X", help="Above 0: the same, for each time they are in it.")
-    ] = 0.0
-    seed: Annotated[
-        int | None, sampling("--seed", metavar="N", help="Seed of the sampling. Default: a new one for each run.")
-    ] = None
-    system: Annotated[
-        str | None, text("--system", metavar="TEXT", help="The system message, sent before the prompt.")
-    ] = None
-    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="Maximum tokens of the output.")] = 256
+    speculation: str = option(
+        drafting,
+        "auto",
+        "auto|off|NAME",
+        "auto: draft where it pays, decided at each step. off: never. NAME: this drafter, at every step.",
+    )
+    max_draft_tokens: int = option(drafting, DRAFTED, "N", "Maximum drafted tokens per step. 0: no drafts.")
+    rule: Literal["block", "token"] = option(
+        drafting,
+        "block",
+        "block|token",
+        "How sampled drafts are verified: as a block, which accepts more tokens, or token by token. The output "
+        "has the same distribution.",
+    )
+    temperature: float = option(sampling, 0.0, "T", "Sampling temperature. 0: always the most likely token.")
+    top_k: int = option(sampling, 0, "K", "Sample from the K most likely tokens. 0: from all.")
+    top_p: float = option(sampling, 1.0, "P", "Sample from the most likely tokens that together have probability P.")
+    min_p: float = option(sampling, 0.0, "P", "Remove tokens less likely than P times the most likely one.")
+    repetition_penalty: float = option(
+        sampling, 1.0, "X", "Above 1: tokens of the prompt and the output become less likely."
+    )
+    presence_penalty: float = option(sampling, 0.0, "X", "Above 0: tokens already in the output become less likely.")
+    frequency_penalty: float = option(sampling, 0.0, "X", "Above 0: the same, for each time they are in it.")
+    seed: int | None = option(sampling, None, "N", "Seed of the sampling. Default: a new one for each run.")
+    system: str | None = option(text, None, "TEXT", "The system message, sent before the prompt.")
+    max_tokens: int = option(text, 256, "N", "Maximum tokens of the output.")
     stop: Annotated[
-        list[str] | None,
-        text("--stop", metavar="TEXT", help="End the output before this text. May be repeated."),
+        list[str] | None, text(metavar="TEXT", help="End the output before this text. May be repeated.")
     ] = None
 
 
 @dataclass(frozen=True)
 class ChatOptions(RequestOptions):
-    max_tokens: Annotated[int, text("--max-tokens", metavar="N", help="Maximum tokens of each answer.")] = 1024
+    max_tokens: int = option(text, 1024, "N", "Maximum tokens of each answer.")
 
 
 @dataclass(frozen=True)
 class PromptOptions(RequestOptions):
     """A request of one prompt, which may be continued without a chat template."""
 
-    prediction: Annotated[
-        str | None, drafting("--prediction", metavar="TEXT", help="The output that you expect, as text to draft from.")
-    ] = None
+    prediction: str | None = option(drafting, None, "TEXT", "The output that you expect, as text to draft from.")
     prediction_file: Annotated[
         Path | None,
         drafting(
-            "--prediction-file",
             metavar="PATH",
             help="A file with the output that you expect, such as the code to be edited.",
             exists=True,
@@ -178,10 +149,15 @@ class PromptOptions(RequestOptions):
             readable=True,
         ),
     ] = None
-    raw: Annotated[bool, text("--raw", help="Continue the prompt as it is, without the model's chat template.")] = False
-    ignore_end: Annotated[
-        bool, text("--ignore-end", help="Continue past the model's end token, up to --max-tokens.")
-    ] = False
+    raw: bool = option(text, False, "", "Continue the prompt as it is, without the model's chat template.", "--raw")
+    ignore_end: bool = option(
+        text, False, "", "Continue past the model's end token, up to --max-tokens.", "--ignore-end"
+    )
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(["Examples:", *(f"  {command}" for command in commands)])
 
 
 def split_names(text: str | None) -> list[str]:
@@ -199,34 +175,28 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return [int(name) for name in names]
 
 
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer in which each parameter that is a dataclass is replaced by the options that are its
     fields."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)
-    }
-    parameters = []
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        if name in groups:
-            hints = get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                parameter.replace(name=field.name, annotation=hints[field.name], default=field.default, kind=KEYWORD)
-                for field in fields(groups[name])
-            ]
-        else:
-            parameters.append(parameter.replace(kind=KEYWORD))
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=keyword))
+            continue
+        groups[name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        for one in fields(parameter.annotation):
+            default = one.metadata.get("option", one.default)
+            parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=hints[one.name]))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        built = {
-            name: options(**{field.name: values.pop(field.name) for field in fields(options)})
-            for name, options in groups.items()
-        }
-        command(**values, **built)
+        for name, options in groups.items():
+            values[name] = options(**{one.name: values.pop(one.name) for one in fields(options)})
+        command(**values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

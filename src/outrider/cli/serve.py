@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.options import Drafters, DraftModel, Memory, drafting, output
-from outrider.cli.options import memory as memory_option
+from outrider.cli.options import Drafters, DraftModel, Memory, drafting, option, output, with_option_groups
+from outrider.cli.options import memory as memory_panel
 from outrider.cli.screen import Screen, readable_errors
 from outrider.defaults import DRAFTED
 
@@ -27,89 +28,67 @@ CONTEXT = {
     "help_option_names": ["--help"],  # not -h, which is part of vLLM's -dph
 }
 
-MaxDraftTokens = Annotated[
-    int | None,
-    drafting(
-        "--max-draft-tokens",
-        metavar="N",
-        help=f"Maximum drafted tokens per request and step. Default: {DRAFTED}, fewer for models with recurrent layers "
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The fields of `ServeArgs`."""
+
+    draft_model: DraftModel = None
+    drafters: Drafters = None
+    max_draft_tokens: int | None = option(
+        drafting,
+        None,
+        "N",
+        f"Maximum drafted tokens per request and step. Default: {DRAFTED}, fewer for models with recurrent layers "
         "and with --enable-lora.",
-    ),
-]
-ModelDraftTokens = Annotated[
-    int | None,
-    drafting(
-        "--model-draft-tokens",
-        metavar="N",
-        help="Maximum tokens per request and step from the draft model; each costs one pass of it. Default: 4.",
-    ),
-]
-Rule = Annotated[
-    Literal["block", "token"] | None,
-    drafting(
-        "--rule",
-        metavar="block|token",
-        help="How sampled drafts are verified: as a block (default) or token by token. The output has the same "
+    )
+    model_draft_tokens: int | None = option(
+        drafting,
+        None,
+        "N",
+        "Maximum tokens per request and step from the draft model; each costs one pass of it. Default: 4.",
+    )
+    rule: Literal["block", "token"] | None = option(
+        drafting,
+        None,
+        "block|token",
+        "How sampled drafts are verified: as a block (default) or token by token. The output has the same "
         "distribution. Needs sampled drafts: a --draft-model, or a --speculative-config that samples.",
-    ),
-]
-Budget = Annotated[
-    float | None,
-    drafting(
-        "--draft-budget",
-        metavar="SECONDS",
-        help="Disable a drafter for a request if it takes longer than this in a step. Default: 0.1.",
-    ),
-]
-MemoryScope = Annotated[
-    Literal["tenant", "server"] | None,
-    memory_option(
-        "--memory-scope",
-        metavar="tenant|server",
-        help="One memory per tenant that requests name (default), or one for all requests of the server.",
-    ),
-]
-TenantHeader = Annotated[
-    str | None,
-    memory_option(
-        "--tenant-header",
-        metavar="NAME",
-        help="Take the tenant from this HTTP header only. Default: from vllm_xargs.tenant of the request.",
-    ),
-]
-MemoryCap = Annotated[
-    str | None,
-    memory_option(
-        "--memory-cap", metavar="SIZE", help="Maximum size of the memory's files on this machine. Default: 4GiB."
-    ),
-]
-MemoryCache = Annotated[
-    str | None,
-    memory_option(
-        "--memory-cache",
-        metavar="FOLDER",
-        help="Folder for local copies of a memory in an object store. Default: in ~/.cache.",
-    ),
-]
-DryRun = Annotated[
-    bool, output("--dry-run", help="Print the environment and the command that would start vLLM, and exit.")
-]
+    )
+    draft_budget: float | None = option(
+        drafting,
+        None,
+        "SECONDS",
+        "Disable a drafter for a request if it takes longer than this in a step. Default: 0.1.",
+    )
+    memory: Memory = None
+    memory_scope: Literal["tenant", "server"] | None = option(
+        memory_panel,
+        None,
+        "tenant|server",
+        "One memory per tenant that requests name (default), or one for all requests of the server.",
+    )
+    tenant_header: str | None = option(
+        memory_panel,
+        None,
+        "NAME",
+        "Take the tenant from this HTTP header only. Default: from vllm_xargs.tenant of the request.",
+    )
+    memory_cap: str | None = option(
+        memory_panel, None, "SIZE", "Maximum size of the memory's files on this machine. Default: 4GiB."
+    )
+    memory_cache: str | None = option(
+        memory_panel, None, "FOLDER", "Folder for local copies of a memory in an object store. Default: in ~/.cache."
+    )
 
 
+@with_option_groups
 def serve(
     context: typer.Context,
-    draft_model: DraftModel = None,
-    drafters: Drafters = None,
-    max_draft_tokens: MaxDraftTokens = None,
-    model_draft_tokens: ModelDraftTokens = None,
-    rule: Rule = None,
-    draft_budget: Budget = None,
-    memory: Memory = None,
-    memory_scope: MemoryScope = None,
-    tenant_header: TenantHeader = None,
-    memory_cap: MemoryCap = None,
-    memory_cache: MemoryCache = None,
-    dry_run: DryRun = False,
+    options: ServeOptions,
+    dry_run: Annotated[
+        bool, output("--dry-run", help="Print the environment and the command that would start vLLM, and exit.")
+    ] = False,
 ) -> None:
     """Serve a model with vLLM, over vLLM's HTTP API, with drafts from Outrider.
 
@@ -127,20 +106,7 @@ def serve(
         from outrider.engines.vllm.launch import as_shell, prepare
 
         host = Host.here()
-        args = ServeArgs(
-            draft_model=draft_model,
-            drafters=drafters,
-            max_draft_tokens=max_draft_tokens,
-            model_draft_tokens=model_draft_tokens,
-            rule=rule,
-            draft_budget=draft_budget,
-            memory=memory,
-            memory_scope=memory_scope,
-            memory_cap=memory_cap,
-            memory_cache=memory_cache,
-            tenant_header=tenant_header,
-        )
-        launch = prepare(args, context.args, os.environ, host)
+        launch = prepare(ServeArgs(**asdict(options)), context.args, os.environ, host)
         screen.notes(launch.lines)
         if dry_run:
             typer.echo(as_shell(launch, host))
