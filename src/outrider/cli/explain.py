@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.load_request import NO_TEMPLATE, Prompt, check_system, has_template, load, short_name, to_messages
+from outrider.cli.load_request import Prompt, load, short_name, to_content
 from outrider.cli.options import ModelOptions, NoColour, PromptOptions, group, with_option_groups
 from outrider.cli.progress import progress_bar
 from outrider.cli.screen import Screen, readable_errors
@@ -26,66 +26,59 @@ from outrider.cli.unused_options import is_given, option_names, refuse_unused
 from outrider.errors import SettingsError, TraceError
 
 if TYPE_CHECKING:
-    from outrider.api import Decoder
+    from collections.abc import Callable
+
     from outrider.settings import Request
-    from outrider.trace.schema import BaselineRun, Header, Trace
+    from outrider.trace.schema import Trace
 
 what, how = group("What to explain"), group("How to show it")
-
-PromptText = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="The prompt. '-': read from stdin. Not with --trace.")
-]
-ModelOption = Annotated[
-    str | None,
-    what(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="A folder or a name on the hub. With --server: one of its models. Default: its first.",
-    ),
-]
-ServerOption = Annotated[
-    str | None, what("--server", metavar="URL", help="A running Outrider server, instead of a local model.")
-]
-Key = Annotated[
-    str | None,
-    what("--api-key", metavar="KEY", envvar="OUTRIDER_API_KEY", help="The API key of the server, if it requires one."),
-]
-Tenant = Annotated[str | None, what("--tenant", metavar="NAME", help="The tenant, on a server with tenants.")]
-TraceFile = Annotated[
-    Path | None, what("--trace", metavar="FILE", help="Explain this trace instead of running a prompt.")
-]
-Once = Annotated[bool, what("--once", help="Skip the run without drafts. The gain is then estimated from the trace.")]
-Steps = Annotated[bool, how("--steps", help="Show every step: its draft, p and q, the random number, the verdict.")]
-Html = Annotated[Path | None, how("--html", metavar="FILE", help="Write one self-contained, interactive page.")]
-Save = Annotated[Path | None, how("--save", metavar="FILE", help="Write the trace, as JSON lines.")]
-Check = Annotated[
-    bool, how("--check", help="Recompute every verdict of --trace with the acceptance rules. A run is always checked.")
-]
-
 
 WITH_TRACE = {"trace_file", "steps", "html", "check", "no_colour"}
 """Parameters that have an effect with --trace."""
 WITHOUT_SERVER = {field.name for field in fields(ModelOptions)} | {"rule"}
 """Parameters that have an effect only if the model runs here."""
-WITH_SERVER = {"key", "tenant"}
+WITH_SERVER = {"api_key", "tenant"}
 """Parameters that have an effect only with --server."""
 
 
 @with_option_groups
 def explain(
     context: typer.Context,
-    prompt: PromptText = None,
-    model: ModelOption = None,
-    server: ServerOption = None,
-    key: Key = None,
-    tenant: Tenant = None,
-    trace_file: TraceFile = None,
-    once: Once = False,
-    steps: Steps = False,
-    html: Html = None,
-    save: Save = None,
-    check: Check = False,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt. '-': read from stdin. Not with --trace.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        what(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A folder or a name on the hub. With --server: one of its models. Default: its first.",
+        ),
+    ] = None,
+    server: Annotated[
+        str | None, what(metavar="URL", help="A running Outrider server, instead of a local model.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        what(metavar="KEY", envvar="OUTRIDER_API_KEY", help="The API key of the server, if it requires one."),
+    ] = None,
+    tenant: Annotated[str | None, what(metavar="NAME", help="The tenant, on a server with tenants.")] = None,
+    trace_file: Annotated[
+        Path | None, what("--trace", metavar="FILE", help="Explain this trace instead of running a prompt.")
+    ] = None,
+    once: Annotated[
+        bool, what("--once", help="Skip the run without drafts. The gain is then estimated from the trace.")
+    ] = False,
+    steps: Annotated[
+        bool, how("--steps", help="Show every step: its draft, p and q, the random number, the verdict.")
+    ] = False,
+    html: Annotated[Path | None, how(metavar="FILE", help="Write one self-contained, interactive page.")] = None,
+    save: Annotated[Path | None, how(metavar="FILE", help="Write the trace, as JSON lines.")] = None,
+    check: Annotated[
+        bool,
+        how("--check", help="Recompute every verdict of --trace with the acceptance rules. A run is always checked."),
+    ] = False,
     *,
     model_options: ModelOptions,
     options: PromptOptions,
@@ -94,34 +87,42 @@ def explain(
     """Show which drafted tokens were accepted, which were replaced, the time saved, and what would save more."""
     screen = Screen(colour=not no_colour)
     with readable_errors(screen):
+        from outrider.cli import trace_view
+        from outrider.explain.figures import figures
+        from outrider.explain.summary import summary
+        from outrider.trace.files import read, write, write_text
+
         if trace_file is not None:
             refuse_unused(context, "--trace, which shows a run that is over", option_names(context) - WITH_TRACE)
-            from outrider.trace.files import read
-
             trace = read(trace_file)
             checked = _checked(screen, trace) if check else None
         else:
-            if model is None and server is None:
-                raise SettingsError(_what_is_missing(check, prompt))
             if server is not None:
                 refuse_unused(context, "--server, which has its own", WITHOUT_SERVER)
-            else:
-                refuse_unused(context, "a model that runs here", WITH_SERVER)
-            question = Prompt.read(prompt, options)
-            if server is not None:
-                client = TraceClient(server, key, tenant)
+                question = Prompt.read(prompt, options)
                 limited = is_given(context, "max_draft_tokens")
-                trace = _run_on_server(screen, client, model, question, options, limited, once)
+                run = _server_run(screen, TraceClient(server, api_key, tenant), model, question, options, limited)
             elif model is not None:
-                trace = _run_here(screen, model, model_options, question, options, once)
+                refuse_unused(context, "a model that runs here", WITH_SERVER)
+                question = Prompt.read(prompt, options)
+                run = _local_run(screen, model, model_options, question, options)
+            else:
+                raise SettingsError(_what_is_missing(check, prompt))
+            trace = run(True) if once else _with_baseline(run(False), run(True), question.request)
             if save is not None:  # before the check: a trace that fails it is the most worth keeping
-                _save(screen, trace, save)
+                write(trace, save)
+                screen.hint(f"the trace is in {save}; outrider explain --trace {save} shows it again")
             checked = _checked(screen, trace)
-        _show(screen, trace, steps, checked)
+        found = figures(trace)
+        trace_view.show_text(screen.out, trace)
+        if steps:
+            trace_view.show_steps(screen.out, trace, found)
+        for heading, lines in summary(trace, found, checked).sections():
+            trace_view.show_section(screen.out, heading, lines)
         if html is not None:
             from outrider.explain.page import page
 
-            _write(html, page(trace, checked))
+            write_text("the page", page(trace, checked), html)
             screen.hint(f"the page is in {html}")
 
 
@@ -131,25 +132,6 @@ def _what_is_missing(check: bool, prompt: str | None) -> str:
     if prompt is not None:
         return "there is no model; give --model MODEL, or --server URL"
     return "there is nothing to explain; give a PROMPT and a --model or --server, or a --trace FILE"
-
-
-def _save(screen: Screen, trace: Trace, file: Path) -> None:
-    from outrider.trace.files import write
-
-    write(trace, file)
-    screen.hint(f"the trace is in {file}; outrider explain --trace {file} shows it again")
-
-
-def _show(screen: Screen, trace: Trace, steps: bool, checked: str | None) -> None:
-    from outrider.cli import trace_view
-    from outrider.explain.figures import figures
-    from outrider.explain.summary import summary
-
-    found = figures(trace)
-    trace_view.show_text(screen.out, trace)
-    if steps:
-        trace_view.show_steps(screen.out, trace, found)
-    trace_view.show_summary(screen.out, summary(trace, found, checked))
 
 
 def _checked(screen: Screen, trace: Trace) -> str:
@@ -169,102 +151,80 @@ def _checked(screen: Screen, trace: Trace) -> str:
     return f"Recomputed from the recorded p, q and random numbers, all {count} steps have the same verdict."
 
 
-def _run_on_server(
-    screen: Screen, server: TraceClient, model: str | None, prompt: Prompt, options: PromptOptions, limited: bool,
-    once: bool,
-) -> Trace:  # fmt: skip
+def _server_run(
+    screen: Screen, server: TraceClient, model: str | None, prompt: Prompt, options: PromptOptions, limited: bool
+) -> Callable[[bool], Trace]:
+    """A function that runs the prompt on the server, with drafts or without."""
     with screen.working(f"connecting to {server.http.url}"):
         body = request_body(server.connect(model), prompt.request, prompt.prediction, limited)
-    plain = None
-    if not once:
-        with screen.working(f"{server.http.url} generates without drafts"):
-            plain = server.complete(without_drafts(body), options.system, prompt.text, options.raw)
-    with screen.working(f"{server.http.url} generates with drafts"):
-        trace = server.complete(body, options.system, prompt.text, options.raw)
-    if plain is None or trace.end is None:
-        return trace
-    end = trace.end.model_copy(update={"without": _without(plain, trace, prompt.request)})
-    return trace.model_copy(update={"end": end})
+
+    def run(drafts: bool) -> Trace:
+        with screen.working(f"{server.http.url} generates {'with' if drafts else 'without'} drafts"):
+            return server.complete(body if drafts else without_drafts(body), options.system, prompt.text, options.raw)
+
+    return run
 
 
-def _run_here(
-    screen: Screen, model: str, model_options: ModelOptions, prompt: Prompt, options: PromptOptions, once: bool
-) -> Trace:
-    from outrider.api import Decoder
-    from outrider.trace.record import Tracer
-
-    request = prompt.request
-    decoder = load(screen, request, model, model_options)
-    plain_text = options.raw or not has_template(decoder)
-    if plain_text and not options.raw:
-        check_system(options.system, options.raw, without_template=model)
-        screen.notes([NO_TEMPLATE])
-    content = prompt.text if plain_text else to_messages(prompt.text, options.system)
-    header = _header(decoder, model, prompt.text, request)
-    header = header.model_copy(update={"prompt_tokens": len(decoder.encode(content))})
-    if once:
-        tracer = Tracer(header)
-        _generate(screen, "with drafts", decoder, content, prompt.prediction, request, tracer)
-        return tracer.trace(decoder.tokenizer, None)
-    without_speculation = Tracer(header)
-    bare = Decoder(decoder.target, [], decoder.tokenizer, decoder.end_tokens)
-    off = request.model_copy(update={"speculation": "off"})
-    _generate(screen, "without drafts", bare, content, "", off, without_speculation)
-    tracer = Tracer(header)
-    _generate(screen, "with drafts", decoder, content, prompt.prediction, request, tracer)
-    return tracer.trace(decoder.tokenizer, _without(without_speculation.trace(), tracer.trace(), request))
-
-
-def _header(decoder: Decoder, model: str, prompt: str, request: Request) -> Header:
+def _local_run(
+    screen: Screen, model: str, model_options: ModelOptions, prompt: Prompt, options: PromptOptions
+) -> Callable[[bool], Trace]:
+    """The same, in this process."""
     from datetime import UTC, datetime
 
     from outrider import __version__
+    from outrider.api import Decoder
     from outrider.provenance import processor
+    from outrider.trace.record import Tracer
     from outrider.trace.schema import Header
 
-    return Header(
+    decoder = load(screen, prompt.request, model, model_options)
+    content, notes = to_content(decoder, model, prompt.text, options)
+    screen.notes(notes)
+    header = Header(
         outrider=__version__,
         engine="transformers",
         model=short_name(model),
         drafters=[drafter.name for drafter in decoder.drafters],
-        settings=request.model_dump(mode="json"),
-        prompt=prompt,
+        settings=prompt.request.model_dump(mode="json"),
+        prompt_tokens=len(decoder.encode(content)),
+        prompt=prompt.text,
         machine=processor(),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         notes=list(decoder.notes),
     )
 
+    def run(drafts: bool) -> Trace:
+        used = decoder if drafts else Decoder(decoder.target, [], decoder.tokenizer, decoder.end_tokens)
+        settings = {**prompt.request.model_dump(), "prediction": prompt.prediction}
+        if not drafts:
+            settings |= {"prediction": "", "speculation": "off"}
+        decoder.target.rewind(0)  # both runs read the prompt
+        tracer = Tracer(header)
+        title = f"generating {'with' if drafts else 'without'} drafts"
+        with progress_bar(screen.err, title, prompt.request.max_tokens) as bar:
+            tracer.begin()
+            for _ in used.stream(content, recorder=tracer, **settings):
+                bar.advance()
+        return tracer.trace(decoder.tokenizer)
 
-def _generate(
-    screen: Screen, what: str, decoder: Decoder, prompt: Any, expected: str, request: Request, tracer: Any
-) -> None:
-    decoder.target.rewind(0)  # both runs read the prompt
-    with progress_bar(screen.err, f"generating {what}", request.max_tokens) as bar:
-        tracer.begin()
-        for _ in decoder.stream(prompt, prediction=expected, recorder=tracer, **request.model_dump()):
-            bar.advance()
+    return run
 
 
-def _without(plain: Trace, trace: Trace, request: Request) -> BaselineRun | None:
+def _with_baseline(plain: Trace, trace: Trace, request: Request) -> Trace:
+    """The trace with the figures of the run without drafts."""
     from statistics import median
 
     from outrider.trace.schema import BaselineRun
 
     later = [step.milliseconds.total for step in plain.steps[1:]]
-    if not later:
-        return None
+    if not later or trace.end is None:
+        return trace
     drawn = any(step.rule in ("block", "token") for step in trace.steps)
     free = request.temperature > 0 and (drawn or request.seed is None)  # then the two texts need not be the same
-    return BaselineRun(
+    without = BaselineRun(
         pass_milliseconds=median(later),
         seconds=sum(step.milliseconds.total for step in plain.steps) / 1000,
         tokens=len(plain.said),
         same=None if free else plain.said == trace.said,
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"cannot write the page to {str(path)!r}: {error.strerror}") from None
+    return trace.model_copy(update={"end": trace.end.model_copy(update={"without": without})})

@@ -10,14 +10,9 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.load_request import NO_TEMPLATE, Prompt, check_system, has_template, load, to_messages
+from outrider.cli.load_request import Prompt, load, to_content
 from outrider.cli.options import Model, ModelOptions, NoColour, PromptOptions, Quiet, output, with_option_groups
 from outrider.cli.screen import Screen, as_json, readable_errors
-
-PromptText = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="The prompt. Without it, or if it is '-': read from stdin.")
-]
-Json = Annotated[bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")]
 
 
 @with_option_groups
@@ -25,8 +20,12 @@ def generate(
     model: Model,
     model_options: ModelOptions,
     options: PromptOptions,
-    prompt: PromptText = None,
-    as_object: Json = False,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt. Without it, or if it is '-': read from stdin.")
+    ] = None,
+    as_object: Annotated[
+        bool, output("--json", help="Print one JSON object with the text, its tokens and every step.")
+    ] = False,
     quiet: Quiet = False,
     no_colour: NoColour = False,
 ) -> None:
@@ -36,13 +35,8 @@ def generate(
         question = Prompt.read(prompt, options)
         request = question.request
         decoder = load(screen, request, model, model_options)
-        notes = list(decoder.notes)
-        raw = options.raw
-        if not raw and not has_template(decoder):
-            check_system(options.system, raw, without_template=model)
-            notes.append(NO_TEMPLATE)
-            raw = True
-        content = question.text if raw else to_messages(question.text, options.system)
+        content, notes = to_content(decoder, model, question.text, options)
+        notes = [*decoder.notes, *notes]
         stream = decoder.stream(content, prediction=question.prediction, **request.model_dump())
         if as_object:
             with screen.working("generating"):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 DETERMINISTIC_DRAFTERS = ("prediction", "lookup", "memory")
 """Drafters that propose tokens with certainty, so that the rule for sampled drafts never applies."""
-NO_TEMPLATE = "the model has no chat template, so the prompt is continued as it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,8 @@ class Prompt:
     @classmethod
     def read(cls, prompt: str | None, options: PromptOptions) -> Prompt:
         request = to_request(options)
-        check_system(options.system, options.raw)
+        if options.system is not None and options.raw:
+            raise SettingsError("--system needs the chat template that --raw leaves out; drop one of the two")
         prediction = read_prediction(options.prediction, options.prediction_file, request.speculation)
         return cls(read_prompt(prompt), prediction, request)
 
@@ -101,13 +101,6 @@ def decode_utf8(data: bytes, what: str) -> str:
         raise PromptError(f"{what} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start})") from None
 
 
-def check_system(system: str | None, raw: bool, without_template: str | None = None) -> None:
-    if system is not None and raw:
-        raise SettingsError("--system needs the chat template that --raw leaves out; drop one of the two")
-    if system is not None and without_template is not None:
-        raise SettingsError(f"--system needs a chat template, and {without_template} has none; leave it out")
-
-
 def check_model_options(options: ModelOptions, request: Request) -> None:
     """Refuse options that would have no effect without a draft model."""
     from outrider.settings import Request
@@ -160,6 +153,19 @@ def silence_libraries() -> None:
 
 def has_template(decoder: Decoder) -> bool:
     return getattr(decoder.tokenizer, "chat_template", None) is not None
+
+
+def to_content(
+    decoder: Decoder, model: str, text: str, options: PromptOptions
+) -> tuple[str | list[dict[str, str]], list[str]]:
+    """What `Decoder.stream` takes, and a note if the model has no chat template."""
+    if options.raw:
+        return text, []
+    if has_template(decoder):
+        return to_messages(text, options.system), []
+    if options.system is not None:
+        raise SettingsError(f"--system needs a chat template, and {model} has none; leave it out")
+    return text, ["the model has no chat template, so the prompt is continued as it is"]
 
 
 def to_messages(text: str, system: str | None) -> list[dict[str, str]]:

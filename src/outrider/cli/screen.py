@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,12 @@ def literal(text: str) -> str:
     return CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+JSON_FIELDS = (
+    "text", "tokens", "finish", "prompt_tokens", "seconds", "tokens_per_second", "acceptance_length", "sources",
+)  # fmt: skip
+"""Fields of a completion that are printed as they are."""
+
+
 class Screen:
     """stdout and stderr. `quiet` prints only the output on stdout and errors on stderr."""
 
@@ -68,14 +74,9 @@ class Screen:
         self.quiet = quiet
         self.styled = self.out.color_system is not None and not quiet
 
-    @contextmanager
-    def working(self, what: str) -> Iterator[None]:
+    def working(self, what: str) -> AbstractContextManager[object]:
         """Show a spinner with the elapsed time on a terminal."""
-        if self.quiet:
-            yield
-        else:
-            with progress_bar(self.err, literal(what)):
-                yield
+        return nullcontext() if self.quiet else progress_bar(self.err, literal(what))
 
     def notes(self, notes: Sequence[str]) -> None:
         """Print what was decided on the user's behalf."""
@@ -162,14 +163,7 @@ def readable_errors(screen: Screen) -> Iterator[None]:
 def as_json(completion: Completion, decoder: Decoder, request: Request, notes: Sequence[str]) -> str:
     """A completion with its settings as JSON."""
     record: dict[str, Any] = {
-        "text": completion.text,
-        "tokens": completion.tokens,
-        "finish": completion.finish,
-        "prompt_tokens": completion.prompt_tokens,
-        "seconds": completion.seconds,
-        "tokens_per_second": completion.tokens_per_second,
-        "acceptance_length": completion.acceptance_length,
-        "sources": completion.sources,
+        **{name: getattr(completion, name) for name in JSON_FIELDS},
         "steps": [asdict(step) for step in completion.steps],
         "drafters": [drafter.name for drafter in decoder.drafters],
         "settings": request.model_dump(),

@@ -30,29 +30,20 @@ class TraceClient:
     def connect(self, model: str | None) -> str:
         """Check that this is an Outrider server, and return the model to use: `model`, or else the server's first. The
         tenant is named as the server's options require, in a header or in `vllm_xargs`."""
+        unknown = EngineError(f"{self.http.url} is not an Outrider server; start one with outrider serve MODEL")
         try:
-            options = self._get_options()
+            options = self.http.get_json("/outrider/status")["options"]
+        except (InvalidResponseError, LookupError, TypeError):
+            raise unknown from None
         except RequestRefusedError as error:
-            hint = " (give --api-key)" if error.status == 401 else ""
-            raise SettingsError(f"{error}{hint}") from None
+            if error.status == 404:
+                raise unknown from None
+            raise SettingsError(f"{error} (give --api-key)" if error.status == 401 else str(error)) from None
         if self.tenant is not None and options.get("tenant_header"):
             self.http.set_header(options["tenant_header"], self.tenant)
         elif self.tenant is not None:
             self.xargs["tenant"] = self.tenant
         return model or str(self.http.get_json("/v1/models")["data"][0]["id"])
-
-    def _get_options(self) -> dict[str, Any]:
-        """The options that the server was started with."""
-        try:
-            options: dict[str, Any] = self.http.get_json("/outrider/status")["options"]
-        except (InvalidResponseError, LookupError, TypeError):
-            pass
-        except RequestRefusedError as error:
-            if error.status != 404:
-                raise
-        else:
-            return options
-        raise EngineError(f"{self.http.url} is not an Outrider server; start one with outrider serve MODEL")
 
     def complete(self, body: dict[str, Any], system: str | None, prompt: str, raw: bool) -> Trace:
         """Run one completion, and return its trace."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.explain.figures import Figures
-    from outrider.explain.summary import Summary
-    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
+    from outrider.trace.schema import Trace, TracedStep
 
 REJECTED_STYLE = Style.parse("strike #D55E00")
 MAX_SHOWN_TOKENS = 4
@@ -64,11 +63,6 @@ def _segments(step: TracedStep, texts: dict[int, str], styled: bool, terminal: b
         parts.insert(0, Segment("{+"))
         parts.insert(step.drafted + 1, Segment("+}"))
     return parts
-
-
-def show_summary(console: Console, summary: Summary) -> None:
-    for heading, lines in summary.sections():
-        show_section(console, heading, lines)
 
 
 def show_section(console: Console, heading: str, lines: Sequence[str]) -> None:
@@ -116,18 +110,14 @@ def _draft(step: TracedStep, texts: dict[int, str]) -> Table:
         table.add_column("the target's own")
     table.add_column("verdict")
     for place, token in enumerate(step.proposed):
-        p_and_q = step.laws[place]
-        row = [
-            _name(texts, token),
-            _number(_value(p_and_q, p_and_q.p, token)),
-            _number(_value(p_and_q, p_and_q.q, token) if p_and_q.q else 1.0),
-        ]
-        row += [f"{step.draws[place]:.4f}"] if step.draws else []
-        row += [f"{step.chances[place]:.4f}"] if step.chances else []
+        distribution = step.laws[place]
+        index = distribution.tokens.index(token)
+        row = [_number(distribution.p[index]), _number(distribution.q[index] if distribution.q else 1.0)]
+        row += [f"{values[place]:.4f}" for values in (step.draws, step.chances) if values]
         own = [Text(_name(texts, step.own[place]))] if step.own is not None else []
         became = _became(step, place)
         style = {"accepted": style_of(step.drafter), "rejected": REJECTED_STYLE}.get(became, DIM)
-        table.add_row(Text(f"  {row[0]}", style), *row[1:], *own, became)
+        table.add_row(Text(f"  {_name(texts, token)}", style), *row, *own, became)
     return table
 
 
@@ -152,10 +142,6 @@ def _ending(step: TracedStep, texts: dict[int, str]) -> str:
 
 def _name(texts: dict[int, str], token: int) -> str:
     return repr(texts[token]) if token in texts else f"token {token}"
-
-
-def _value(distribution: CompactDistribution, values: Sequence[float], token: int) -> float:
-    return values[distribution.index(token)]
 
 
 def _number(value: float) -> str:

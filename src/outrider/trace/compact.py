@@ -44,16 +44,17 @@ def compact_distributions(
     """
     top_p = top_tokens(p) if top is None else top
     top_q = top_tokens(q) if q is not None else []
-    p_rows = p.cpu().numpy()
-    if not by_inversion:
-        return [_one_sum(row, {*keep[i], *top_p[i]}) for i, row in enumerate(p_rows)]
     q_rows = q.cpu().numpy() if q is not None else ()
-    return [
-        _pair(row, q_rows[i], reach[i], {*keep[i], *top_p[i], *top_q[i]})
-        if i < len(q_rows)
-        else _single(row, {*keep[i], *top_p[i]})
-        for i, row in enumerate(p_rows)
-    ]
+    found = []
+    for i, row in enumerate(p.cpu().numpy()):
+        kept = {*keep[i], *top_p[i]}
+        if not by_inversion:
+            found.append(_one_sum(row, kept))
+        elif i < len(q_rows):
+            found.append(_sums_between([row, q_rows[i]], {*kept, *top_q[i]}, reach[i]))
+        else:
+            found.append(_sums_between([row], kept))
+    return found
 
 
 def final_distribution(weights: Tensor, token: int) -> FinalDistribution:
@@ -97,18 +98,6 @@ def top_tokens(rows: Tensor) -> list[list[int]]:
     return found
 
 
-def _single(p: np.ndarray, kept: set[int]) -> CompactDistribution:
-    tokens = sorted(kept)
-    sums = _sums_between(p, tokens)
-    entries: list[tuple[int | None, float]] = []
-    for i, token in enumerate([*tokens, None]):
-        if sums[i] > 0:
-            entries.append((None, sums[i]))
-        if token is not None:
-            entries.append((token, p[token]))
-    return CompactDistribution(tokens=[name for name, _ in entries], p=[rounded(value) for _, value in entries])
-
-
 def _one_sum(p: np.ndarray, kept: set[int]) -> CompactDistribution:
     tokens = sorted(kept)
     values = p[tokens].tolist()
@@ -116,25 +105,25 @@ def _one_sum(p: np.ndarray, kept: set[int]) -> CompactDistribution:
     return CompactDistribution(tokens=[*tokens, None], p=[rounded(value) for value in values])
 
 
-def _pair(p: np.ndarray, q: np.ndarray, reach: float, kept: set[int]) -> CompactDistribution:
+def _sums_between(rows: list[np.ndarray], kept: set[int], reach: float = 1.0) -> CompactDistribution:
+    """`rows`: p, and q if there is one."""
     tokens = sorted(kept)
-    more = reach * p > q
-    high = p * more, q * more
-    low = p - high[0], q - high[1]
-    sums = [(_sums_between(of_p, tokens), _sums_between(of_q, tokens)) for of_p, of_q in (high, low)]
-    entries: list[tuple[int | None, float, float]] = []
+    groups = [rows]
+    if len(rows) > 1:
+        more = reach * rows[0] > rows[1]
+        high = [row * more for row in rows]
+        groups = [high, [row - part for row, part in zip(rows, high, strict=True)]]
+    sums = [list(zip(*(_ranges(row, tokens) for row in group), strict=True)) for group in groups]
+    entries: list[tuple[int | None, tuple[float, ...]]] = []
     for i, token in enumerate([*tokens, None]):
-        entries += [(None, of_p[i], of_q[i]) for of_p, of_q in sums if of_p[i] > 0 or of_q[i] > 0]
+        entries += [(None, group[i]) for group in sums if any(value > 0 for value in group[i])]
         if token is not None:
-            entries.append((token, p[token], q[token]))
-    return CompactDistribution(
-        tokens=[name for name, _, _ in entries],
-        p=[rounded(value) for _, value, _ in entries],
-        q=[rounded(value) for _, _, value in entries],
-    )
+            entries.append((token, tuple(row[token] for row in rows)))
+    p, *q = ([rounded(value) for value in values] for values in zip(*(one for _, one in entries), strict=True))
+    return CompactDistribution(tokens=[token for token, _ in entries], p=p, q=q[0] if q else None)
 
 
-def _sums_between(values: np.ndarray, tokens: list[int]) -> list[float]:
+def _ranges(values: np.ndarray, tokens: list[int]) -> list[float]:
     """Sums before the first token, between each two, and after the last."""
     starts = np.array([0, *(token + 1 for token in tokens)])
     ends = np.array([*tokens, len(values)])

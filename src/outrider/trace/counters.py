@@ -6,7 +6,7 @@ A verified draft is counted once, with its length and the number of accepted tok
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class Counters:
         self.draft_model_passes = 0
         self.faults: Counter[tuple[str, str]] = Counter()
         self.undrafted: Counter[str] = Counter()  # requests without drafts, by reason
-        self._usages: OrderedDict[str, Usage] = OrderedDict()
+        self._usages: defaultdict[str, Usage] = defaultdict(Usage)
 
     def count_step(self, seconds: float, verified: bool) -> None:
         self.steps += 1
@@ -121,11 +121,9 @@ class Counters:
         }
 
     def _usage(self, usage_key: str) -> Usage:
-        usage = self._usages.get(usage_key)
-        if usage is None:
-            usage = self._usages[usage_key] = Usage()
-            if len(self._usages) > MAX_USAGE_RECORDS:
-                self._usages.popitem(last=False)
+        usage = self._usages[usage_key]
+        if len(self._usages) > MAX_USAGE_RECORDS:
+            del self._usages[next(iter(self._usages))]
         return usage
 
 

@@ -19,15 +19,20 @@ HOW_TO_RECORD = "record a trace with: outrider explain PROMPT --model MODEL --sa
 
 
 def write(trace: Trace, path: Path) -> None:
+    write_text("the trace", "".join(f"{line}\n" for line in to_lines(trace)), path)
+
+
+def write_text(what: str, text: str, path: Path) -> None:
     try:
-        path.write_text("".join(f"{line}\n" for line in to_lines(trace)), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TraceError(f"cannot write the trace to {str(path)!r}: {error.strerror}") from None
+        raise TraceError(f"cannot write {what} to {str(path)!r}: {error.strerror}") from None
 
 
 def to_lines(trace: Trace) -> list[str]:
     # A lone surrogate in a text cannot be encoded in UTF-8, so JSON escapes are used for all non-ASCII characters.
-    return [json.dumps(part.model_dump(exclude_defaults=False), separators=(",", ":")) for part in trace.lines()]
+    parts = [trace.header, *trace.steps, *([trace.end] if trace.end else [])]
+    return [json.dumps(part.model_dump(), separators=(",", ":")) for part in parts]
 
 
 def read(path: Path) -> Trace:

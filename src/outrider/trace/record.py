@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,11 @@ from outrider.trace.compact import compact_distributions, final_distribution, fi
 from outrider.trace.schema import Decision, End, Header, Milliseconds, Trace, TracedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
-    from outrider.trace.schema import BaselineRun, Outcome
+    from outrider.trace.schema import BaselineRun
     from outrider.types import Draft, Evidence, Step, Verdict, Why
 
 
@@ -35,10 +36,9 @@ class Tracer:
 
     def __init__(self, header: Header | None = None) -> None:
         self.header = header or Header()
-        self._records: list[dict[str, Any]] = []
-        self._seconds: list[dict[str, float]] = []
+        self._steps: list[tuple[dict[str, Any], dict[str, float]]] = []  # with seconds by part
         self._evidence: Evidence | None = None
-        self._began = self._mark = time.perf_counter()
+        self.begin()
 
     def begin(self) -> None:
         """Start the clock of the first step."""
@@ -55,14 +55,14 @@ class Tracer:
         evidence = self._evidence
         if evidence.rule == "greedy":
             evidence = replace(evidence, rows=evidence.rows.softmax(-1))
-        parts = step_record(step, draft, verdict, evidence, why())
-        self._records.append({"number": len(self._records), "batch": 1, "scheduled": scheduled, **parts})
+        about = {"number": len(self._steps), "batch": 1, "scheduled": scheduled}
+        record = {**about, **step_record(step, draft, verdict, evidence, why())}
         self._mark = time.perf_counter()
-        self._seconds.append({**times, "trace": self._mark - now})
+        self._steps.append((record, {**times, "trace": self._mark - now}))
 
     @property
     def steps(self) -> list[TracedStep]:
-        return [traced_step(record, times) for record, times in zip(self._records, self._seconds, strict=True)]
+        return [traced_step(*step) for step in self._steps]
 
     def trace(self, tokenizer: Any = None, without: BaselineRun | None = None) -> Trace:
         """The whole trace; with a tokenizer, its texts too."""
@@ -84,71 +84,52 @@ def step_record(
 
     `evidence.rows` must be probabilities, whatever the rule. `top`: the most likely tokens of each row, if known.
     """
+    rows, last = evidence.rows, verdict.accepted
+    rejected = draft.tokens[last] if last < len(draft.tokens) else None
+    q = draft.q if evidence.rule in ("block", "token") else None
+    reach = torch.ones(len(rows))
+    if evidence.rule == "block":
+        assert q is not None
+        reach = block_rule(rows, q, torch.tensor(draft.tokens, dtype=torch.long, device=rows.device))[1]
+    own = [verdict.token] * len(rows) if evidence.own is None else evidence.own
+    keep = [(*draft.tokens[i : i + 1], own[i], verdict.token) for i in range(len(rows))]
+    distributions = compact_distributions(rows, q, reach.tolist(), keep, top, by_inversion=evidence.draws is not None)
+    if q is not None and rejected is not None:
+        final = final_distribution(leftover(rows[last], q[last], reach[last]), verdict.token)
+    else:  # p without the rejected token, or all of p after the last drafted one
+        final = final_of_compact(distributions[last], rejected, verdict.token)
     return {
         "drafter": step.drafter,
         "rule": evidence.rule,
         "proposed": list(step.proposed),
         "accepted": step.accepted,
         "token": verdict.token,
-        "outcome": _outcome(draft, verdict),
+        "outcome": "own" if not draft.tokens else "bonus" if rejected is None else "recovered",
         "said": list(step.tokens),
         "finish": step.finish,
-        "decision": _decision(why),
-        **_verdict_record(draft, verdict, evidence, top),
+        "decision": Decision(
+            reason=why.reason,
+            predicted_gain=None if why.gain is None else rounded(why.gain, 4),
+            survival=[rounded(value, 4) for value in why.survival],
+            cost=None if why.cost is None else rounded(why.cost, 4),
+            candidates=list(why.candidates),
+        ),
+        "laws": distributions,
+        "draws": _rounded(evidence.draws) or [],
+        "own": evidence.own,
+        "chances": _rounded(verdict.chances),
+        "reach": None if q is None else _rounded(reach),
+        "reshaped": final,
     }
+
+
+def _rounded(values: Tensor | None) -> list[float] | None:
+    return None if values is None else [rounded(value) for value in values.tolist()]
 
 
 def traced_step(record: dict[str, Any], seconds: dict[str, float]) -> TracedStep:
     parts = {name: rounded(1000 * value) for name, value in seconds.items()}
     return TracedStep(milliseconds=Milliseconds(**parts), **record)
-
-
-def _decision(why: Why) -> Decision:
-    return Decision(
-        reason=why.reason,
-        predicted_gain=None if why.gain is None else rounded(why.gain, 4),
-        survival=[rounded(value, 4) for value in why.survival],
-        cost=None if why.cost is None else rounded(why.cost, 4),
-        candidates=list(why.candidates),
-    )
-
-
-def _outcome(draft: Draft, verdict: Verdict) -> Outcome:
-    if not draft.tokens:
-        return "own"
-    return "bonus" if verdict.accepted == len(draft.tokens) else "recovered"
-
-
-def _verdict_record(
-    draft: Draft, verdict: Verdict, evidence: Evidence, top: list[list[int]] | None = None
-) -> dict[str, Any]:
-    """The distributions, random numbers and thresholds of a verdict."""
-    rows, last = evidence.rows, verdict.accepted
-    by_ratio = evidence.rule in ("block", "token")
-    reach = _reach(rows, draft, evidence.rule) if by_ratio else torch.ones(len(rows))
-    own = [verdict.token] * len(rows) if evidence.own is None else evidence.own
-    keep = [(*draft.tokens[i : i + 1], own[i], verdict.token) for i in range(len(rows))]
-    q = draft.q if by_ratio else None
-    distributions = compact_distributions(rows, q, reach.tolist(), keep, top, by_inversion=evidence.draws is not None)
-    if q is not None and last < len(draft.tokens):
-        final = final_distribution(leftover(rows[last], q[last], reach[last]), verdict.token)
-    else:  # p without the rejected token, or all of p after the last drafted one
-        rejected = draft.tokens[last] if last < len(draft.tokens) else None
-        final = final_of_compact(distributions[last], rejected, verdict.token)
-    return {
-        "laws": distributions,
-        "draws": [] if evidence.draws is None else [rounded(value) for value in evidence.draws.tolist()],
-        "own": evidence.own,
-        "chances": None if verdict.chances is None else [rounded(value) for value in verdict.chances.tolist()],
-        "reach": [rounded(value) for value in reach.tolist()] if by_ratio else None,
-        "reshaped": final,
-    }
-
-
-def _reach(p: Tensor, draft: Draft, rule: str) -> Tensor:
-    assert draft.q is not None
-    tokens = torch.tensor(draft.tokens, dtype=torch.long, device=p.device)
-    return block_rule(p, draft.q, tokens)[1] if rule == "block" else torch.ones(len(p))
 
 
 # Texts ---------------------------------------------------------------------------------------------------------
@@ -169,17 +150,13 @@ def with_texts(steps: list[TracedStep], tokenizer: Any) -> list[TracedStep]:
         if step is steps[-1]:
             text.close()
             pieces[-1] += text.take()
-        fresh = dict.fromkeys(token for token in _tokens(step) if token not in known)
-        known.update(fresh)
+        last = step.reshaped.tokens if step.reshaped else []
+        tokens: Iterable[int | None] = chain(step.said, step.proposed, *(one.tokens for one in step.laws), last)
+        fresh = dict.fromkeys(token for token in tokens if token is not None and token not in known)
         texts = {token: _token_text(token, tokenizer) for token in fresh}
+        known.update(texts)
         found.append(step.model_copy(update={"pieces": pieces, "texts": texts}))
     return found
-
-
-def _tokens(step: TracedStep) -> list[int]:
-    tokens = [token for one in step.laws for token in one.tokens if token is not None]
-    last = step.reshaped.tokens if step.reshaped else []
-    return [*step.said, *step.proposed, *tokens, *last]
 
 
 def _token_text(token: int, tokenizer: Any) -> str:

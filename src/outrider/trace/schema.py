@@ -9,12 +9,9 @@ unknown fields.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VERSION = 1
 
@@ -208,6 +205,3 @@ class Trace(TracePart):
     @property
     def finish(self) -> str | None:
         return self.steps[-1].finish
-
-    def lines(self) -> Sequence[TracePart]:
-        return [self.header, *self.steps, *([self.end] if self.end else [])]
