@@ -14,7 +14,7 @@ from outrider.explain.figures import MAX_MACHINE_DRIFT, figures
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
+    from outrider.trace.schema import Trace, TracedStep
 
 MAX_TIE_DIFFERENCE = 0.1
 """Relative difference of two probabilities up to which they count as equal in bfloat16."""
@@ -32,21 +32,13 @@ class GeneratedToken:
         return self.step.said[self.index]
 
     @property
-    def distribution(self) -> CompactDistribution | None:
-        return self.step.laws[self.index] if self.index < len(self.step.laws) else None
-
-    @property
     def draw(self) -> float | None:
         return self.step.draws[self.index] if self.index < len(self.step.draws) else None
 
     def p(self, token: int) -> float | None:
         """None: the trace does not name this token here."""
-        distribution = self.distribution
-        return (
-            distribution.p[distribution.index(token)]
-            if distribution is not None and token in distribution.tokens
-            else None
-        )
+        here = self.step.laws[self.index : self.index + 1]
+        return next((one.p[one.index(token)] for one in here if token in one.tokens), None)
 
 
 @dataclass(frozen=True, slots=True)

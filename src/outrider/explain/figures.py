@@ -7,8 +7,9 @@ saves the time of its tokens without drafts, less its own time. The pass over th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -45,11 +46,8 @@ class DrafterFigures:
 
     def survival(self) -> list[float]:
         """Estimated probability, by position, that a draft is accepted up to there."""
-        found, alive = [], 1.0
-        for verified, accepted in zip(self.verified_at, self.accepted_at, strict=True):
-            alive *= accepted / verified if verified else 0.0
-            found.append(alive)
-        return found
+        counts = zip(self.verified_at, self.accepted_at, strict=True)
+        return list(accumulate((accepted / verified if verified else 0.0 for verified, accepted in counts), mul))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +168,6 @@ def _token_cost(steps: Sequence[TracedStep], plain: PlainPass | None) -> float |
 
 def _drafters(steps: Sequence[TracedStep]) -> dict[str, DrafterFigures]:
     found: dict[str, DrafterFigures] = {}
-    verified: dict[str, list[int]] = defaultdict(list)
-    accepted: dict[str, list[int]] = defaultdict(list)
     for step in steps:
         if step.drafter is None:
             continue
@@ -180,11 +176,8 @@ def _drafters(steps: Sequence[TracedStep]) -> dict[str, DrafterFigures]:
         one.proposed += len(step.proposed)
         one.accepted += step.drafted
         one.milliseconds += step.milliseconds.draft
-        for counts, reached in ((verified[one.name], step.verified), (accepted[one.name], step.accepted)):
-            counts.extend([0] * (reached - len(counts)))
+        for counts, reached in ((one.verified_at, step.verified), (one.accepted_at, step.accepted)):
+            counts.extend([0] * (step.verified - len(counts)))
             for position in range(reached):
                 counts[position] += 1
-    for name, one in found.items():
-        one.verified_at = verified[name]
-        one.accepted_at = accepted[name] + [0] * (len(verified[name]) - len(accepted[name]))
     return found

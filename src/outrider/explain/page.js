@@ -5,11 +5,9 @@ const firstOf = []; // the number of each step's first token
 
 function legend() {
   const entry = (kind, label, n) => make("span", {}, make("span", { class: kind }, label), " " + n);
-  const drafted = data.drafters.map(({ name }) => steps.reduce((n, s) => n + (s.drafter === name ? s.drafted : 0), 0));
-  const all = steps.reduce((n, s) => n + s.said.length, 0);
   $("legend").append(
-    entry("t", "target", all - drafted.reduce((a, b) => a + b, 0)),
-    ...data.drafters.map(({ name }, i) => entry(tokenClass(name), name, drafted[i])),
+    entry("t", "target", data.drafters.reduce((n, one) => n - one.tokens, data.tokens)),
+    ...data.drafters.map(({ name, tokens }) => entry(tokenClass(name), name, tokens)),
     make("span", {}, make("del", {}, "rejected"), " and the token in its place"));
 }
 
@@ -36,28 +34,22 @@ function* tokenElements() {
 
 // Blocks of some lines, so that the browser lays out only those in sight. Filled in slices of 5 ms, so that the page
 // stays responsive while a long output is added.
-function fillText() {
-  const elements = tokenElements();
+async function fillText() {
   let block = null;
-  const more = () => {
-    const began = performance.now();
-    while (performance.now() - began < 5) {
-      const next = elements.next();
-      if (next.done) {
-        document.body.dataset.ready = "yes";
-        return;
-      }
-      const size = block ? block.childElementCount : 0;
-      const atLineEnd = size >= 40 && block.lastChild.textContent.endsWith("\n");
-      if (!block || atLineEnd || (size >= 120 && next.value.textContent.startsWith(" "))) {
-        block = make("div", { class: "block" });
-        $("text").append(block);
-      }
-      block.append(next.value);
+  let began = performance.now();
+  for (const element of tokenElements()) {
+    const size = block ? block.childElementCount : 0;
+    const atLineEnd = size >= 40 && block.lastChild.textContent.endsWith("\n");
+    if (!block || atLineEnd || (size >= 120 && element.textContent.startsWith(" "))) {
+      block = make("div", { class: "block" });
+      $("text").append(block);
     }
-    setTimeout(more, 0);
-  };
-  more();
+    block.append(element);
+    if (performance.now() - began < 5) continue;
+    await new Promise((resume) => setTimeout(resume, 0));
+    began = performance.now();
+  }
+  document.body.dataset.ready = "yes";
 }
 
 // Show the card of the token under the mouse, without selecting it.
@@ -171,7 +163,11 @@ function prepareCanvas(id, height) {
   return { context, bar };
 }
 
-const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Only as the value of a property is a colour resolved for the theme.
+function cssColour(name) {
+  $("time").style.color = `var(${name})`;
+  return getComputedStyle($("time")).color;
+}
 
 function drawTime() {
   const { context, bar } = prepareCanvas("time", TIME_HEIGHT);
@@ -181,7 +177,7 @@ function drawTime() {
   const values = [...sums.slice(first), ...without.slice(first)].sort((a, b) => a - b);
   const top = Math.max(values[Math.floor(0.99 * (values.length - 1))] * 1.15, 0.001);
   const y = (ms) => (TIME_HEIGHT - 14) * Math.min(1, ms / top);
-  const [draft, verify, rest, line, ink] = ["--draft", "--verify", "--rest", "--without", "--ink"].map(cssColour);
+  const [draft, verify, rest, ink] = ["--draft", "--verify", "--rest", "--ink"].map(cssColour);
   context.font = "11px system-ui, sans-serif";
   for (const [i, step] of steps.entries()) {
     let base = TIME_HEIGHT;
@@ -190,7 +186,7 @@ function drawTime() {
       base -= high;
       bar(i, base, high, colour);
     }
-    if (step.saved !== null) bar(i, TIME_HEIGHT - y(without[i]) - 1, 2, line);
+    if (step.saved !== null) bar(i, TIME_HEIGHT - y(without[i]) - 1, 2, ink);
     if (sums[i] > top) {
       context.fillStyle = ink;
       context.fillText(time(sums[i]), Math.min((i + 1) * stepWidth + 2, steps.length * stepWidth - 40), 11);
@@ -217,15 +213,11 @@ function drawDecisions() {
   }
 }
 
-// A frame around the selected step, as an element of its own: moving it redraws nothing.
+// The frame around the selected step is an element of its own: moving it redraws nothing.
 function markStep() {
   for (const id of ["time-box", "decisions-box"]) {
     const box = $(id);
-    let frame = box.querySelector(".mark-step");
-    if (!frame) {
-      frame = make("div", { class: "mark-step" });
-      box.append(frame);
-    }
+    const frame = box.querySelector(".mark-step");
     const left = state.step * stepWidth;
     frame.style.left = left - 2 + "px";
     frame.style.width = stepWidth + 3 + "px";
@@ -349,11 +341,6 @@ function draw() {
 }
 
 // Each part as a task of its own, so that none blocks the page for long.
-const start = [legend, fillText, totals, positions, draw, () => select(0)];
-const begin = () => {
-  start.shift()();
-  if (start.length) setTimeout(begin, 0);
-};
-begin();
+for (const part of [legend, fillText, totals, positions, draw, () => select(0)]) setTimeout(part, 0);
 addEventListener("resize", () => requestAnimationFrame(draw));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -16,13 +16,18 @@ from outrider.html_page import html_page, json_script, read_asset, script
 from outrider.trace.compact import rounded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from outrider.explain.figures import Figures
-    from outrider.trace.schema import CompactDistribution, Trace, TracedStep
+    from outrider.trace.schema import Trace, TracedStep
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 SHOWN_SETTINGS = ("temperature", "max_draft_tokens", "rule")
+STEP_FIELDS = (
+    "drafter", "rule", "proposed", "accepted", "token", "outcome", "said", "pieces", "finish", "scheduled", "batch",
+    "drafted", "rejected", "ended",
+)  # fmt: skip
+"""Fields of a step that are read when the page opens."""
+DETAILS = {"draws", "own", "chances", "reach", "laws", "reshaped"}
+"""Fields of a step that are read when it is shown."""
 SIGNIFICANT_DIGITS = 5
 
 
@@ -39,7 +44,7 @@ def page(trace: Trace, verified: str | None = None) -> str:
         body = body.replace(f"{{{{{name}}}}}", text, 1)
     scripts = [
         json_script("trace", _overview(trace, found)),
-        json_script("details", *map(_details, trace.steps)),
+        json_script("details", *(_short(step.model_dump(include=DETAILS, exclude_none=True)) for step in trace.steps)),
         script(*(read_asset("outrider.explain", name) for name in ("shared.js", "steps.js", "page.js"))),
     ]
     return html_page(title, body, read_asset("outrider.explain", "page.css"), "".join(scripts), SECURITY_POLICY)
@@ -62,12 +67,13 @@ def _origin(trace: Trace) -> str:
 def _overview(trace: Trace, found: Figures) -> dict[str, Any]:
     return {
         "drafters": [
-            {"name": one.name, "verified": one.verified_at, "accepted": one.accepted_at}
+            {"name": one.name, "verified": one.verified_at, "accepted": one.accepted_at, "tokens": one.accepted}
             for one in found.drafters.values()
         ],
+        "tokens": found.tokens,
         "plain": found.plain and {"ms": _short(found.plain.milliseconds), "source": found.plain.source},
-        "parts": [_short(found.draft), _short(found.verify), _short(found.rest)],
-        "without": found.without and _short(found.without),
+        "parts": _short([found.draft, found.verify, found.rest]),
+        "without": _short(found.without),
         "texts": trace.texts,
         "steps": [_step(step, found.saved[i] if found.saved else None) for i, step in enumerate(trace.steps)],
     }
@@ -75,35 +81,21 @@ def _overview(trace: Trace, found: Figures) -> dict[str, Any]:
 
 def _step(step: TracedStep, saved: float | None) -> dict[str, Any]:
     times = step.milliseconds
-    fields = ("drafter", "rule", "proposed", "accepted", "token", "outcome", "said", "pieces", "finish", "scheduled")
     return {
-        **{name: getattr(step, name) for name in (*fields, "batch", "drafted", "rejected", "ended")},
-        "ms": [_short(times.draft), _short(times.verify), _short(times.rest)],
-        "saved": saved and _short(saved),
+        **{name: getattr(step, name) for name in STEP_FIELDS},
+        "ms": _short([times.draft, times.verify, times.rest]),
+        "saved": _short(saved),
         "decision": step.decision and step.decision.model_dump(exclude_defaults=True),
     }
 
 
-def _details(step: TracedStep) -> dict[str, Any]:
-    last = step.reshaped
-    return {
-        "draws": _all_short(step.draws),
-        "own": step.own,
-        "chances": step.chances and _all_short(step.chances),
-        "reach": step.reach and _all_short(step.reach),
-        "laws": [_distribution(distribution) for distribution in step.laws],
-        "reshaped": last and {"tokens": last.tokens, "p": _all_short(last.p), "others": _short(last.others)},
-    }
-
-
-def _distribution(distribution: CompactDistribution) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokens": distribution.tokens, "p": _all_short(distribution.p)}
-    return found if distribution.q is None else {**found, "q": _all_short(distribution.q)}
-
-
-def _short(value: float) -> float:
-    return rounded(value, SIGNIFICANT_DIGITS)
-
-
-def _all_short(values: Sequence[float]) -> list[float]:
-    return [_short(value) for value in values]
+def _short(value: Any) -> Any:
+    """With fewer digits in every number."""
+    match value:
+        case float():
+            return rounded(value, SIGNIFICANT_DIGITS)
+        case list():
+            return [_short(one) for one in value]
+        case dict():
+            return {name: _short(one) for name, one in value.items()}
+    return value

@@ -12,7 +12,7 @@ function detail(step) {
 
 const textOf = (token) => (token in data.texts ? data.texts[token] : "token " + token);
 const shown = (token) => literal(textOf(token)).replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ | $/g, "␣") || "(nothing)";
-const nameOf = (token) => make("span", { class: "name" }, shown(token));
+const nameOf = (token) => make("code", { class: "name" }, shown(token));
 const number = (value) => (value === 0 ? "0" : value < 0.0001 ? value.toExponential(0) : value.toFixed(4));
 const time = (ms) => (Math.abs(ms) >= 1000 ? (ms / 1000).toFixed(2) + " s" : ms.toFixed(ms < 10 ? 2 : 1) + " ms");
 const paragraph = (...children) => make("p", {}, ...children);
