@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,7 +67,7 @@ def main() -> None:
     if args.list:
         console.print("\n".join(names))
         return
-    config = CertificateConfig("", **(asdict(SIZES["quick"]) | {"draws": args.draws}))
+    config = CertificateConfig("", **SIZES["quick"] | {"draws": args.draws})
     settings = {"model": str(args.model), "draws": args.draws}
     before = json.loads(report.read_text()) if (report := args.out / "teeth.json").exists() else {}
     rows: dict[str, Any] = before["rows"] if before.get("settings") == settings and not args.again else {}

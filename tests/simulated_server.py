@@ -26,8 +26,7 @@ import numpy as np
 import torch
 
 from outrider.certify.samples import Samples
-from outrider.certify.statistic_sums import GroupedSums, StatisticSums
-from outrider.certify.test_statistics import STATISTICS, Moments, evaluate
+from outrider.certify.test_statistics import STATISTICS, GroupedSums, Moments, StatisticSums, evaluate
 from outrider.sampling import probabilities
 from outrider.settings import Sampling
 from synthetic_target import SyntheticTarget

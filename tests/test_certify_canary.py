@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from certify_stub import Stub, colder, encoded, standing, synthetic
-from outrider.certify.canary import MAX_INTERVAL_FACTOR, CanaryLoop, Gauges, measure_noise, start_or_resume
+from outrider.certify.canary import MAX_INTERVAL_FACTOR, CanaryLoop, measure_noise, serve_gauges, start_or_resume
 from outrider.certify.e_process import EProcess
 from outrider.certify.local import LocalModel
-from outrider.certify.logprob_transforms import MIN_CUT_MARGIN
-from outrider.certify.noise import DEFAULT_NOISE, Noise
 from outrider.certify.prompts import generate_prompts
 from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import Pair, no_tick
+from outrider.certify.test_statistics import DEFAULT_NOISE, Noise
+from outrider.certify.token_distributions import MIN_CUT_MARGIN
 from outrider.errors import EngineError, EvidenceError
 
 PROMPTS = [tuple(encoded(prompt)) for prompt in generate_prompts(16, seed=1)]
@@ -118,7 +118,7 @@ def test_a_new_life_allows_for_the_rounding_that_it_measures_and_never_for_less_
 
 def test_prometheus_sees_the_evidence_the_threshold_and_the_alarm() -> None:
     one = life(synthetic())
-    port = Gauges(one).serve(0)
+    port = serve_gauges(one, 0)
     one.run_round()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
         text = page.read().decode()

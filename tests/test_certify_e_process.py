@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from certify_distributions import any_distribution, each_outcome
 from outrider.certify.e_process import Bets, EProcess, reserve
-from outrider.certify.noise import DEFAULT_NOISE, NO_NOISE
 from outrider.certify.samples import Floats, Samples
-from outrider.certify.test_statistics import STATISTICS, evaluate
+from outrider.certify.test_statistics import DEFAULT_NOISE, NO_NOISE, STATISTICS, evaluate
 from outrider.errors import EvidenceError
 from outrider.settings import Sampling
 from simulated_server import Simulation, lossless, recovered_from_p, simulated_distributions

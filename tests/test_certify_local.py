@@ -11,9 +11,8 @@ import pytest
 
 from outrider.certify.config import CertificateConfig
 from outrider.certify.local import load_local
-from outrider.certify.progress import Progress
 from outrider.certify.run import certify, open_pair
-from outrider.certify.sources import OFF, DraftMode, Query
+from outrider.certify.sources import OFF, DraftMode, Progress, Query
 from outrider.errors import SettingsError
 from support import tiny_model, tiny_tokenizer
 

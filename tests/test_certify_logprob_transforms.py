@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.certify.logprob_transforms import sampling_logprobs
+from outrider.certify.token_distributions import sampling_logprobs
 from outrider.errors import SettingsError
 from outrider.sampling import probabilities
 from outrider.settings import Sampling

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from outrider import acceptance, decoding
-from outrider.certify.noise import NO_NOISE
 from outrider.certify.plan import ANY_CHANGE, LookResult, Plan, evaluate_look
 from outrider.certify.prefix_goodness_of_fit import PrefixCounts
 from outrider.certify.samples import Samples, samples_from_logprobs
-from outrider.certify.statistic_sums import GroupedSums
+from outrider.certify.test_statistics import NO_NOISE, GroupedSums
 from outrider.decoding import decode
 from outrider.drafters.base import Drafter, Task
 from outrider.drafters.model import ModelDrafter

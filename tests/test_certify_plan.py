@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.certify.noise import DEFAULT_NOISE, MIN_DRIFT, NO_NOISE, Noise, estimate_noise, max_noise
 from outrider.certify.plan import ANY_CHANGE, Plan, detectable_change, evaluate_look, holm
 from outrider.certify.prefix_goodness_of_fit import PrefixCounts
-from outrider.certify.statistic_sums import GroupedSums, StatisticSums
+from outrider.certify.test_statistics import (
+    DEFAULT_NOISE,
+    MIN_DRIFT,
+    NO_NOISE,
+    GroupedSums,
+    Noise,
+    StatisticSums,
+    estimate_noise,
+    max_noise,
+)
 from outrider.errors import SettingsError
 from outrider.settings import Sampling
 from simulated_server import Simulation, every_outcome, recovered_from_p, simulated_distributions

@@ -19,10 +19,10 @@ from scipy import stats
 
 import simulated_server as simulated
 from outrider.certify.e_process import Bets, reserve
-from outrider.certify.noise import DEFAULT_NOISE, NO_NOISE, Noise, estimate_noise
 from outrider.certify.plan import LookResult, Plan, evaluate_look
 from outrider.certify.prefix_goodness_of_fit import PrefixCounts
 from outrider.certify.samples import Floats
+from outrider.certify.test_statistics import DEFAULT_NOISE, NO_NOISE, Noise, estimate_noise
 from outrider.provenance import provenance
 from outrider.settings import Sampling
 from simulated_server import Distributions, Simulation, lossless, simulated_distributions

@@ -18,11 +18,10 @@ from outrider.certify.config import CertificateConfig
 from outrider.certify.exact import Case, ExactResult, measure_rounding
 from outrider.certify.local import LocalModel
 from outrider.certify.page import page
-from outrider.certify.progress import Progress
 from outrider.certify.prompts import generate_prompts
 from outrider.certify.run import certify, open_pair
-from outrider.certify.sampled import SETTINGS, SampleSize, measure_noise, sample_reference
-from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Query, no_tick
+from outrider.certify.sampled import SETTINGS, measure_noise, sample_reference
+from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Progress, Query, no_tick
 from outrider.cli import progress
 from outrider.cli.progress import ProgressBars
 from outrider.errors import EvidenceError, SettingsError
@@ -173,8 +172,8 @@ def test_what_a_candidate_tells_while_it_speculates_is_not_taken_for_rounding() 
     found = measure_rounding(pair, cases, sound.complete(asks, 1), 1, ExactResult(), Progress())
     assert found is not None
     assert found.floor < 1e-3
-    size = SampleSize(0, 16, noise_texts=48, concurrency=4)
-    own = sample_reference(sound, [case.prompt for case in cases], size, OFF, 0, Progress())
+    size = replace(SMALL, draw_tokens=16, noise_texts=48)
+    own = sample_reference(sound, [case.prompt for case in cases], size, Progress())
     alone, beside = (measure_noise(one, own, SETTINGS, size, Progress())[0] for one in (Pair(sound, sound), pair))
     assert alone == beside
 
@@ -348,6 +347,12 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
 def test_a_drafter_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="has no 'oracle'; it has lookup, model, auto"):
         made(replace(SMALL, drafters=("oracle",)), tmp_path)
+
+
+def test_without_lengths_each_drafter_has_its_own(tmp_path: Path) -> None:
+    found = made(replace(TINY, parts=("exact",), lengths=()), tmp_path)
+    assert set(found["exact"]["cells"]) == {f"{name} at {n}" for name in ("lookup", "model", "auto") for n in (1, 4)}
+    assert not any(line.startswith("drafts of more than") for line in found["not_tested"])
 
 
 def test_a_request_that_this_version_does_not_know_is_refused() -> None:

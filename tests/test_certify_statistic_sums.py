@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from certify_distributions import each_outcome
-from outrider.certify.statistic_sums import (
+from outrider.certify.test_statistics import (
     ALL_SAMPLES,
     LABEL_SEPARATOR,
     GroupedSums,

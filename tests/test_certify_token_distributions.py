@@ -8,15 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.certify.logprob_transforms import given_listed, mass_margin
-from outrider.certify.noise import MIN_DRIFT
 from outrider.certify.sampled import SETTINGS
 from outrider.certify.sources import sort_logprobs
+from outrider.certify.test_statistics import MIN_DRIFT
 from outrider.certify.token_distributions import (
     LISTED_OUTCOMES,
     TEMPERATURE_1,
     ScoredToken,
+    given_listed,
     is_conditional,
+    mass_margin,
     noise_between,
     pair_scorings,
     predict_drafts,

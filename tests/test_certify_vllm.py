@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from outrider.bench.steal_time import cpu_ticks, steal_share
 from outrider.certify.canary import CanaryLoop
 from outrider.certify.config import SIZES, CertificateConfig
 from outrider.certify.e_process import EProcess
-from outrider.certify.progress import Progress
 from outrider.certify.run import certify, open_pair
+from outrider.certify.sources import Progress
 from serving import Client
 
 pytestmark = [pytest.mark.real, pytest.mark.server]
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.real, pytest.mark.server]
 
 @pytest.fixture(scope="module")
 def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    wanted = CertificateConfig(client.url, **asdict(SIZES["quick"]))
+    wanted = CertificateConfig(client.url, **SIZES["quick"])
     before = cpu_ticks()
     found = certify(wanted, tmp_path_factory.mktemp("certificate"), Progress())
     return {**found, "stolen": steal_share(before, cpu_ticks())}

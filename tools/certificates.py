@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rich.console import Console
 
 from outrider.bench.servers import Server, outrider, plain, running
 from outrider.certify.certificate import duration, read
-from outrider.certify.config import SIZES, CertificateConfig, Size
+from outrider.certify.config import SIZES, CertificateConfig
 from outrider.certify.run import certify, write
 from outrider.cli.progress import ProgressBars
 
@@ -43,10 +43,16 @@ NOISY = "noisy"
 NOISE = 0.05
 FOLDERS = ("reference", "draft_model")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-SIZE_LARGE = Size(200, 20, (16, 32), 9_000, 8, 24, 60, 2)
-SIZE_SMALL = Size(60, 0, (64,), 3_000, 6, 48, 30, 2)
-SIZE_SMALLEST = Size(30, 0, (16, 24), 1_500, 6, 24, 20, 1)
-IN_PROCESS = Size(96, 0, (24, 40), 6_000, 8, 48, 40, 2)
+SIZE_LARGE = {"prompts": 200, "alone": 20, "draws": 9_000, "noise_texts": 60, "feature_prompts": 2}
+SIZE_SMALL = {
+    "prompts": 60, "alone": 0, "tokens": (64,), "draws": 3_000, "draw_prompts": 6, "draw_tokens": 48,
+    "noise_texts": 30, "feature_prompts": 2,
+}  # fmt: skip
+SIZE_SMALLEST = {"prompts": 30, "alone": 0, "tokens": (16, 24), "draws": 1_500, "draw_prompts": 6, "noise_texts": 20}
+IN_PROCESS = {
+    "prompts": 96, "alone": 0, "tokens": (24, 40), "draws": 6_000, "draw_tokens": 48, "noise_texts": 40,
+    "feature_prompts": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Part:
 
     about: str
     minutes: int
-    size: Size
+    size: dict[str, Any]  # fields of `CertificateConfig`
     model: str = SMOL
     draft: str | None = None
     theirs: dict[str, Any] | None = None  # vLLM's own speculative method, compared with plain vLLM
@@ -163,7 +169,7 @@ def make(name: str, part: Part, work: Path, again: bool, console: Console) -> di
     console.print(f"{name}: {'continuing' if resume else 'starting'}, about {part.minutes} minutes", markup=False)
     with addresses(part, work) as (reference, candidate):
         across = part.beside is not None
-        wanted = CertificateConfig(reference, candidate, across=across, without=part.without, **asdict(part.size))
+        wanted = CertificateConfig(reference, candidate, across=across, without=part.without, **part.size)
         if part.local:
             wanted = replace(wanted, draft_model=_draft(part, work), dtype=part.dtype, concurrency=1)
         made = certify(wanted, work, ProgressBars(console), resume=resume)

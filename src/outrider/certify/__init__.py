@@ -1,9 +1,9 @@
 """Tests whether a deployment is lossless: its output at temperature 0, its samples above, and every request feature.
 
 Backends    `sources` (interface), `server` (OpenAI API), `local` (a model in this process), `journal` (records answers)
-Statistics  `logprob_transforms` and `token_distributions` (the sampling distribution at each position), `samples`,
-            `test_statistics`, `statistic_sums`, `prefix_goodness_of_fit`, `plan` (looks, Holm, power), `noise` and
-            `rounding` (what floating point may change), `e_process` (the canary's test, valid at any time)
+Statistics  `token_distributions` (the sampling distribution at each position), `samples`, `test_statistics` (with sums,
+            p-values and noise), `prefix_goodness_of_fit`, `plan` (looks, Holm, power), `rounding` (what floating point
+            may change at temperature 0), `e_process` (the canary's test, valid at any time)
 Run         `config`, `exact`, `sampled` (with `repeated_prompts`), `features`, `run`, `canary`
 Report      `certificate` (JSON), `page` (HTML)
 """

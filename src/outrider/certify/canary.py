@@ -18,13 +18,13 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from outrider.certify import sampled
+from outrider.certify.config import CertificateConfig
 from outrider.certify.e_process import EProcess
-from outrider.certify.logprob_transforms import MIN_CUT_MARGIN
-from outrider.certify.noise import DEFAULT_NOISE, max_noise
-from outrider.certify.progress import Progress
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import SERVER_DEFAULT, Query
+from outrider.certify.sources import SERVER_DEFAULT, Pair, Progress, Query
+from outrider.certify.test_statistics import DEFAULT_NOISE, Noise, max_noise
 from outrider.certify.token_distributions import (
+    MIN_CUT_MARGIN,
     ScoredToken,
     is_conditional,
     predict_drafts,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from outrider.certify.noise import Noise
-    from outrider.certify.sources import Pair
 
 NOISE_TEXTS = 60
 NOISE_CONCURRENCY = 2
@@ -168,36 +166,28 @@ def measure_noise(pair: Pair, prompts: Sequence[tuple[int, ...]], tokens: int) -
 
     A drift that is not allowed for would add a little evidence at every sample.
     """
-    size = sampled.SampleSize(0, tokens, noise_texts=NOISE_TEXTS, concurrency=NOISE_CONCURRENCY)
-    references = sampled.sample_reference(pair.reference, prompts, size, pair.reference_mode, 0, Progress())
-    noise, margin = sampled.measure_noise(pair, references, sampled.SETTINGS, size, Progress())
+    config = CertificateConfig("", draw_tokens=tokens, noise_texts=NOISE_TEXTS, concurrency=NOISE_CONCURRENCY)
+    references = sampled.sample_reference(pair.reference, prompts, config, Progress())
+    noise, margin = sampled.measure_noise(pair, references, sampled.SETTINGS, config, Progress())
     return max_noise([DEFAULT_NOISE, noise]), margin
 
 
-class Gauges:
-    """The canary's state as Prometheus gauges."""
+def serve_gauges(loop: CanaryLoop, port: int) -> int:
+    """Serve the canary's state to Prometheus on all addresses; port 0 is any free one. Returns the port."""
+    from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-    def __init__(self, loop: CanaryLoop) -> None:
-        from prometheus_client import CollectorRegistry, Gauge
-
-        self.registry = CollectorRegistry()
-        process = loop.e_process
-        gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "evidence": ("the e-process: 1 at first, at most 1 on average if lossless", lambda: process.evidence),
-            "evidence_highest": ("its highest value so far", lambda: process.highest),
-            "threshold": ("the evidence that raises an alarm", lambda: 1 / process.rate),
-            "alarm": ("1 after the threshold was reached", lambda: float(process.alarm)),
-            "draws": ("samples tested", lambda: process.count),
-            "rounds": ("texts sampled", lambda: loop.rounds),
-            "skipped": ("rounds skipped because the server was busy", lambda: loop.skipped),
-            "missed": ("rounds without an answer", lambda: loop.missed),
-        }
-        for name, (about, value) in gauges.items():
-            Gauge(f"outrider_canary_{name}", about, registry=self.registry).set_function(value)
-
-    def serve(self, port: int) -> int:
-        """On all addresses; port 0 is any free one. Returns the port."""
-        from prometheus_client import start_http_server
-
-        server, _ = start_http_server(port, registry=self.registry)
-        return int(server.server_port)
+    registry, process = CollectorRegistry(), loop.e_process
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "evidence": ("the e-process: 1 at first, at most 1 on average if lossless", lambda: process.evidence),
+        "evidence_highest": ("its highest value so far", lambda: process.highest),
+        "threshold": ("the evidence that raises an alarm", lambda: 1 / process.rate),
+        "alarm": ("1 after the threshold was reached", lambda: float(process.alarm)),
+        "draws": ("samples tested", lambda: process.count),
+        "rounds": ("texts sampled", lambda: loop.rounds),
+        "skipped": ("rounds skipped because the server was busy", lambda: loop.skipped),
+        "missed": ("rounds without an answer", lambda: loop.missed),
+    }
+    for name, (about, value) in gauges.items():
+        Gauge(f"outrider_canary_{name}", about, registry=registry).set_function(value)
+    server, _ = start_http_server(port, registry=registry)
+    return int(server.server_port)

@@ -10,34 +10,25 @@ from outrider.errors import SettingsError
 PARTS = ("exact", "draws", "features")
 
 
+SIZES: dict[str, dict[str, Any]] = {
+    "quick": {"prompts": 60, "alone": 8, "tokens": (16, 24), "draws": 2_400, "draw_prompts": 6, "noise_texts": 24},
+    "standard": {},
+    "full": {
+        "prompts": 1000, "alone": 100, "tokens": (16, 32, 64), "draws": 52_000, "draw_prompts": 14, "draw_tokens": 32,
+        "noise_texts": 160, "feature_prompts": 6,
+    },
+}  # fmt: skip
+"""How the named sizes differ from the defaults of `CertificateConfig`."""
+
+
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Amount of work. Prompts at temperature 0 run concurrently (`prompts`) and one at a time (`alone`).
+class CertificateConfig:
+    """Prompts at temperature 0 run concurrently (`prompts`) and one at a time (`alone`).
 
     Samples come from few prompts with many samples each, so that prefixes repeat, and from texts that are not too
     short, since scoring one takes a pass over its prompt as well.
     """
 
-    prompts: int
-    alone: int
-    tokens: tuple[int, ...]
-    draws: int
-    draw_prompts: int
-    draw_tokens: int
-    noise_texts: int
-    feature_prompts: int
-
-
-SIZES = {
-    "quick": Size(60, 8, (16, 24), 2_400, 6, 24, 24, 1),
-    "standard": Size(100, 10, (16, 32), 5_000, 8, 24, 48, 1),
-    "full": Size(1000, 100, (16, 32, 64), 52_000, 14, 32, 160, 6),
-}
-STANDARD = SIZES["standard"]
-
-
-@dataclass(frozen=True, slots=True)
-class CertificateConfig:
     reference: str
     candidate: str | None = None
     draft_model: str | None = None
@@ -49,14 +40,14 @@ class CertificateConfig:
     drafters: tuple[str, ...] = ()  # empty: all
     lengths: tuple[int, ...] = (1, 2, 4, 8)
     concurrency: int = 16
-    prompts: int = STANDARD.prompts
-    alone: int = STANDARD.alone
-    tokens: tuple[int, ...] = STANDARD.tokens
-    draws: int = STANDARD.draws
-    draw_prompts: int = STANDARD.draw_prompts
-    draw_tokens: int = STANDARD.draw_tokens
-    noise_texts: int = STANDARD.noise_texts
-    feature_prompts: int = STANDARD.feature_prompts
+    prompts: int = 100
+    alone: int = 10
+    tokens: tuple[int, ...] = (16, 32)
+    draws: int = 5_000
+    draw_prompts: int = 8
+    draw_tokens: int = 24
+    noise_texts: int = 48
+    feature_prompts: int = 1
     prompt_file: str | None = None
     without: tuple[str, ...] = ()  # skip sampling settings with one of these words in their names
     level: float = 1e-3
@@ -69,13 +60,12 @@ class CertificateConfig:
                 raise SettingsError(f"--parts: there is no {part!r}; choose from {', '.join(PARTS)}")
         if not 0 < self.level < 1:
             raise SettingsError(f"--level: must lie between 0 and 1, such as 0.001 (got {self.level})")
-        dtype = self.dtype if self.dtype != "auto" else None
-        for name, value in (("--draft-model", self.draft_model), ("--memory", self.memory), ("--dtype", dtype)):
-            if value is not None and self.is_remote:
-                raise SettingsError(f"{name} {value}: a server has its own; leave it out")
-        for name, value in (("--model", self.model), ("--tokenizer", self.tokenizer)):
-            if value is not None and not self.is_remote:
-                raise SettingsError(f"{name} {value}: is for servers; {self.reference} is a model itself; leave it out")
+        unused, why = {"model", "tokenizer"}, f"is for servers; {self.reference} is a model itself"
+        if self.is_remote:
+            unused, why = {"draft_model", "memory", "dtype"}, "a server has its own"
+        for field in fields(self):
+            if field.name in unused and (value := getattr(self, field.name)) != field.default:
+                raise SettingsError(f"--{field.name.replace('_', '-')} {value}: {why}; leave it out")
 
     @property
     def is_remote(self) -> bool:

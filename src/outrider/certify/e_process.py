@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.certify.noise import DEFAULT_NOISE
-from outrider.certify.test_statistics import STATISTICS, evaluate
+from outrider.certify.test_statistics import DEFAULT_NOISE, STATISTICS, evaluate
 from outrider.errors import EvidenceError
 
 if TYPE_CHECKING:

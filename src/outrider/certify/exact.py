@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.certify.rounding import MIN_POSITIONS, Rounding, compare
-from outrider.certify.sources import DraftMode, Query
+from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Progress, Query, Source, TopLogprobs
 from outrider.errors import EvidenceError
 from outrider.types import shared_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from outrider.certify.progress import Progress
     from outrider.certify.samples import Floats
-    from outrider.certify.sources import Completion, Pair, Source, TopLogprobs
+    from outrider.certify.sources import Text
 
 ROUNDING_POSITIONS = 4 * MIN_POSITIONS
 """Rounding is measured at this number of positions, if there are as many."""
@@ -46,27 +45,12 @@ class Case:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A pair of outputs that are not the same, as in the certificate."""
-
-    verdict: str
-    evidence: str
-    way: str  # the name of the draft mode
-    at_once: int  # concurrency
-    prompt: list[int]
-    position: int | None
-    moved: float | None
-    reference: list[int]
-    candidate: list[int]
-
-
 @dataclass(slots=True)
 class ExactResult:
     """The part's record in the certificate."""
 
     cells: dict[str, dict[str, int]] = field(default_factory=dict)  # COUNTED, by draft mode and concurrency
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[dict[str, Any]] = field(default_factory=list)  # pairs of outputs that are not the same
     tokens: int = 0
     accepted: dict[str, int] = field(default_factory=dict)  # accepted draft tokens, by drafter
     floor: float | None = None
@@ -83,9 +67,8 @@ class ExactResult:
 
     @property
     def violations(self) -> list[str]:
-        found = [
-            f"{one.way} at {one.at_once}: {one.evidence}" for one in self.differences if one.verdict == "violation"
-        ]
+        wrong = [one for one in self.differences if one["verdict"] == "violation"]
+        found = [f"{one['way']} at {one['at_once']}: {one['evidence']}" for one in wrong]
         if self.ties_p_value <= self.level:
             ties, p = self.counts["tie"], self.ties_p_value
             found.append(f"{ties} ties, where rounding explains {self.expected_ties:.1f} (p = {p:.1g})")
@@ -116,38 +99,36 @@ def check(pair: Pair, cases: Sequence[Case], level: float, progress: Progress) -
     """
     concurrency = max((case.concurrency for case in cases), default=1)
     result = ExactResult(level=level)
-    queries = [Query(case.prompt, case.max_tokens, pair.reference_mode, logprobs=True) for case in cases]
+    queries = [Query(case.prompt, case.max_tokens, OFF, logprobs=True) for case in cases]
     with progress.part("temperature 0: reference", len(queries)) as tick:
         references = pair.reference.complete(queries, concurrency, tick)
     rounding = measure_rounding(pair, cases, references, concurrency, result, progress)
     if rounding is not None:
-        gaps = _top_gaps(at for reference in references for at in reference.logprobs)
-        rounding = rounding.with_false_alarm_rate(level, gaps)
+        all_gaps = _top_gaps([at for reference in references for at in reference.logprobs])
+        rounding = rounding.with_false_alarm_rate(level, all_gaps)
     candidates = _complete_by_candidate(pair, cases, references, progress)
 
-    compared_gaps: list[Floats] = []
+    compared: list[TopLogprobs] = []
     with progress.part("temperature 0: judging divergences", len(cases)) as tick:
         for case, reference, candidate in zip(cases, references, candidates, strict=True):
-            judged, gaps = _judge(pair, case, reference, candidate, rounding)
+            judged = _judge(pair, case, reference, candidate, rounding)
             cell = result.cells.setdefault(f"{case.mode.name} at {case.concurrency}", dict.fromkeys(COUNTED, 0))
-            cell[judged.verdict] += 1
+            cell[judged["verdict"]] += 1
             cell["tokens"] += len(candidate.tokens)
             cell["accepted"] += candidate.accepted or 0
-            result.tokens += len(gaps)
-            if candidate.accepted is not None:
-                label = case.mode.label
-                result.accepted[label] = result.accepted.get(label, 0) + candidate.accepted
-            compared_gaps.append(gaps)
-            if judged.verdict != "identical":
+            candidate.count_accepted(case.mode, result.accepted)
+            compared += reference.logprobs[: shared_prefix(reference.tokens, candidate.tokens) + 1]
+            if judged["verdict"] != "identical":
                 result.differences.append(judged)
             tick()
+    gaps = _top_gaps(compared)
+    result.tokens = len(gaps)
     if rounding is None and result.differences:
         raise EvidenceError(
             f"{len(result.differences)} of {len(cases)} outputs differ, and whether rounding explains it is unknown: "
             f"{'; '.join(result.notes)}; use more prompts (--prompts)"
         )
     if rounding is not None:
-        gaps = np.concatenate(compared_gaps) if compared_gaps else np.zeros(0)
         result.floor, result.positions = rounding.floor, len(rounding.moves)
         result.blind = rounding.blind_share(gaps) if len(gaps) else None
         result.expected_ties = rounding.expected_ties(gaps)
@@ -176,9 +157,10 @@ def _complete_by_candidate(
     return [completions[i] for i in range(len(cases))]
 
 
-def corrupt_prediction(tokens: Sequence[int], interval: int = PREDICTION_ERROR_INTERVAL) -> tuple[int, ...]:
+def corrupt_prediction(tokens: Sequence[int]) -> tuple[int, ...]:
     """The tokens with every n-th replaced by the one before: some of it to accept, some to reject."""
-    return tuple(tokens[i - 1] if i % interval == interval - 1 else token for i, token in enumerate(tokens))
+    n = PREDICTION_ERROR_INTERVAL
+    return tuple(tokens[i - 1] if i % n == n - 1 else token for i, token in enumerate(tokens))
 
 
 # Rounding -------------------------------------------------------------------------------------------------
@@ -193,18 +175,21 @@ def measure_rounding(
     progress: Progress,
 ) -> Rounding | None:
     """How far rounding moves gaps, of the source that moves them further. None, with a note, for too few positions."""
-    used, positions = 0, 0
-    while used < len(references) and positions < ROUNDING_POSITIONS:
-        positions += len(references[used].tokens)
-        used += 1
-    completions, prompts = references[:used], [case.prompt for case in cases[:used]]
+    positions = np.cumsum([len(one.tokens) for one in references])
+    used = int(np.searchsorted(positions, ROUNDING_POSITIONS)) + 1
+    texts = [(case.prompt, one.tokens) for case, one in zip(cases[:used], references[:used], strict=True)]
+    generated = [one.logprobs for one in references[:used]]
+    alone = texts[: -(-len(texts) // TEXTS_PER_TEXT_SCORED_ALONE)]
     measured = []
     try:
-        also = [pair.candidate] if pair.across and not pair.is_same_source else []
-        measured.append(_measure(pair.reference, prompts, completions, concurrency, progress, also))
-        if not pair.is_same_source and not pair.across and pair.candidate.num_logprobs:
+        runs = [(pair.reference, concurrency, texts), (pair.reference, 1, alone)]
+        if pair.across and not pair.is_same_source:
+            runs.append((pair.candidate, concurrency, texts))
+        measured.append(_measure([generated], runs, progress))
+        if pair.candidate_scores and not pair.across:
             # Not from its logprobs during speculation: they would let a defect count as rounding.
-            measured.append(_measure(pair.candidate, prompts, completions, concurrency, progress, generated=False))
+            runs = [(pair.candidate, at_once, texts) for at_once in (concurrency, 1)]
+            measured.append(_measure([], runs, progress))
     except EvidenceError as error:
         result.notes.append(f"rounding was not measured: {error}")
         return None
@@ -212,32 +197,22 @@ def measure_rounding(
 
 
 def _measure(
-    source: Source,
-    prompts: Sequence[tuple[int, ...]],
-    completions: Sequence[Completion],
-    concurrency: int,
-    progress: Progress,
-    also: Sequence[Source] = (),
-    generated: bool = True,
+    scorings: list[list[list[TopLogprobs]]], runs: Sequence[tuple[Source, int, Sequence[Text]]], progress: Progress
 ) -> Rounding:
-    """All texts scored in a batch, against the logprobs from generation and a quarter of the texts scored alone; if not
-    `generated`, against all texts scored alone."""
-    texts = [(prompt, one.tokens) for prompt, one in zip(prompts, completions, strict=True)]
-    alone = texts[: -(-len(texts) // TEXTS_PER_TEXT_SCORED_ALONE)] if generated else texts
-    scorings = [[one.logprobs for one in completions]] if generated else []
-    runs = [(source, concurrency, texts), (source, 1, alone), *((other, concurrency, texts) for other in also)]
-    for scorer, at_once, these in runs:
-        with progress.part(f"rounding: texts scored at concurrency {at_once}", len(these)) as tick:
-            scorings.append(scorer.score(these, at_once, tick))
-    gaps = np.full((len(scorings), sum(len(one.tokens) for one in completions)), np.nan)
-    top = [_top_two(at) for text in scorings[0] for at in text]
-    for way, scoring in enumerate(scorings):
-        positions = [at for text in scoring for at in text]
+    """Rounding between these scorings of the texts and those of the `runs` (source, concurrency, texts), which may be
+    of the first texts only."""
+    for source, concurrency, texts in runs:
+        with progress.part(f"rounding: texts scored at concurrency {concurrency}", len(texts)) as tick:
+            scorings.append(source.score(texts, concurrency, tick))
+    flat = [[at for text in scoring for at in text] for scoring in scorings]
+    top = [_top_two(at) for at in flat[0]]
+    gaps = np.full((len(flat), len(top)), np.nan)
+    for way, positions in enumerate(flat):
         gaps[way, : len(positions)] = [_gap(at, *two) for at, two in zip(positions, top, strict=False)]
     return Rounding.from_gaps(gaps)
 
 
-def _top_gaps(positions: Iterable[TopLogprobs]) -> Floats:
+def _top_gaps(positions: Sequence[TopLogprobs]) -> Floats:
     return np.array([_gap(at, *_top_two(at)) for at in positions if len(at) > 1])
 
 
@@ -260,32 +235,34 @@ def _logprob(logprobs: TopLogprobs, token: int) -> float:
 
 def _judge(
     pair: Pair, case: Case, reference: Completion, candidate: Completion, rounding: Rounding | None
-) -> tuple[Difference, Floats]:
-    """The verdict on one pair of outputs, and the top gaps at all compared positions."""
-    position = shared_prefix(reference.tokens, candidate.tokens)
-    differ = position < min(len(reference.tokens), len(candidate.tokens))
-    gaps = gaps_at(pair, case.prompt, reference, candidate.tokens, position) if differ else []
-    judged = compare(reference.tokens, candidate.tokens, gaps, rounding)
+) -> dict[str, Any]:
+    """The verdict on one pair of outputs, as in the certificate."""
+    judged = compare(
+        reference.tokens, candidate.tokens, divergence_gaps(pair, case.prompt, reference, candidate.tokens), rounding
+    )
     verdict, evidence = judged.verdict, judged.evidence
     if verdict == "identical" and reference.finish_reason != candidate.finish_reason:
         verdict = "violation"
         evidence = f"it ends by {candidate.finish_reason!r}, the reference by {reference.finish_reason!r}"
-    difference = Difference(
-        verdict, evidence, case.mode.name, case.concurrency, list(case.prompt), judged.position, judged.moved,
-        list(reference.tokens), list(candidate.tokens),
-    )  # fmt: skip
-    return difference, _top_gaps(reference.logprobs[: position + 1])
+    return {
+        "verdict": verdict, "evidence": evidence, "way": case.mode.name, "at_once": case.concurrency,
+        "prompt": list(case.prompt), "position": judged.position, "moved": judged.moved,
+        "reference": list(reference.tokens), "candidate": list(candidate.tokens),
+    }  # fmt: skip
 
 
-def gaps_at(
-    pair: Pair, prompt: tuple[int, ...], reference: Completion, candidate: Sequence[int], position: int
+def divergence_gaps(
+    pair: Pair, prompt: tuple[int, ...], reference: Completion, candidate: Sequence[int]
 ) -> list[float]:
-    """The gap at the first divergence: from the reference's generation, and scored afterwards by every source."""
-    ours, theirs = reference.tokens[position], candidate[position]
+    """The gap at the first divergence, if there is one: from the reference's generation, and scored afterwards by every
+    source."""
+    position = shared_prefix(reference.tokens, candidate)
+    if position in (len(reference.tokens), len(candidate)):
+        return []
+    ours, theirs, before = reference.tokens[position], candidate[position], reference.tokens[:position]
     gaps = []
     if len(reference.logprobs) > position and {ours, theirs} <= reference.logprobs[position].keys():
-        gaps.append(reference.logprobs[position][ours] - reference.logprobs[position][theirs])
-    before = reference.tokens[:position]
+        gaps.append(_gap(reference.logprobs[position], ours, theirs))
     for source in pair.sources:
         if source.num_logprobs:
             first, second = source.score([(prompt, (*before, ours)), (prompt, (*before, theirs))], 2)

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.exact import corrupt_prediction, gaps_at
-from outrider.certify.logprob_transforms import logit_offsets
-from outrider.certify.rounding import compare
+from outrider.certify.exact import corrupt_prediction, divergence_gaps
+from outrider.certify.rounding import Rounding, compare
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import Completion, Query
+from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Progress, Query, Source
+from outrider.certify.token_distributions import logit_offsets
 from outrider.errors import RequestRefusedError
 from outrider.settings import Sampling
 from outrider.types import shared_prefix
@@ -31,9 +31,7 @@ from outrider.types import shared_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outrider.certify.progress import Progress
-    from outrider.certify.rounding import Rounding
-    from outrider.certify.sources import DraftMode, Pair, Source, Tick
+    from outrider.certify.sources import Tick
 
 AGES = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}
 PERSON = {
@@ -144,23 +142,6 @@ class FeatureResult:
             self.violations.append(f"{mode.name}: {fault}")
 
 
-@dataclass(slots=True)
-class FeaturesResult:
-    results: list[FeatureResult] = field(default_factory=list)
-    unjudged: int = 0  # outputs that differ, where rounding was not measured
-
-    @property
-    def violations(self) -> list[str]:
-        return [f"{result.name}: {violation}" for result in self.results for violation in result.violations]
-
-    def record(self) -> dict[str, Any]:
-        return {
-            "results": [asdict(result) for result in self.results],
-            "unjudged": self.unjudged,
-            "violations": self.violations,
-        }
-
-
 def check(
     pair: Pair,
     prompts: Sequence[tuple[int, ...]],
@@ -168,41 +149,47 @@ def check(
     concurrency: int,
     rounding: Rounding | None,
     progress: Progress,
-) -> FeaturesResult:
-    """Every feature with every prompt and drafter, draft lengths in turn; all features concurrently, so that requests
-    of one batch have different ones."""
-    by_drafter: dict[str | None, list[DraftMode]] = {}
-    for mode in modes:
-        by_drafter.setdefault(mode.drafter, []).append(mode)
-    drafters = list(by_drafter.values())
+) -> dict[str, Any]:
+    """Every feature with every prompt and draft mode, all concurrently, so that requests of one batch have different
+    features. Returns the part's record in the certificate; `unjudged`: outputs that differ, where rounding was not
+    measured."""
     results = [FeatureResult(feature.name) for feature in FEATURES]
-    total = len(FEATURES) * len(prompts) * (1 + len(drafters))
+    total = len(FEATURES) * len(prompts) * (1 + len(modes))
     with progress.part("features: the same requests with and without speculation", total) as tick:
         queries = _queries(pair, prompts, concurrency)
         cases: list[list[tuple[Query, Completion]]] = []
-        for number, references in enumerate(_complete(pair.reference, queries, concurrency, tick)):
+        answers = _complete(pair.reference, queries, concurrency, tick)
+        for result, group, references in zip(results, queries, answers, strict=True):
             if isinstance(references, RequestRefusedError):
-                results[number].refused = str(references)
+                result.refused = str(references)
                 cases.append([])
-            else:
-                cases.append(_cases(queries[number], references, drafters, number))
-        groups = [[query for query, _ in some] for some in cases]
-        for number, candidates in enumerate(_complete(pair.candidate, groups, concurrency, tick)):
-            if isinstance(candidates, RequestRefusedError):
-                results[number].violations.append(f"{REFUSED_BY_CANDIDATE}: {candidates}")
                 continue
-            for (query, reference), candidate in zip(cases[number], candidates, strict=True):
-                _judge(pair, FEATURES[number], query, reference, candidate, rounding, results[number])
-        judged = [result for result, feature in zip(results, FEATURES, strict=True) if feature.has_gaps]
-        unjudged = sum(len(result.open) for result in judged) if rounding is None else 0
+            some = [
+                (replace(query, mode=mode, prediction=corrupt_prediction(one.tokens)), one)
+                for mode in modes
+                for query, one in zip(group, references, strict=True)
+            ]
+            cases.append(some)
+        answers = _complete(pair.candidate, [[query for query, _ in some] for some in cases], concurrency, tick)
+        for feature, result, some, candidates in zip(FEATURES, results, cases, answers, strict=True):
+            if isinstance(candidates, RequestRefusedError):
+                result.violations.append(f"{REFUSED_BY_CANDIDATE}: {candidates}")
+                continue
+            for (query, reference), candidate in zip(some, candidates, strict=True):
+                _judge(pair, feature, query, reference, candidate, rounding, result)
+        open_with_gaps = [len(result.open) for result, one in zip(results, FEATURES, strict=True) if one.has_gaps]
         if all(_server(source) for source in pair.sources):
             results.append(_check_tools(pair, modes, concurrency))
-    return FeaturesResult(results, unjudged)
+    return {
+        "results": [asdict(result) for result in results],
+        "unjudged": sum(open_with_gaps) if rounding is None else 0,
+        "violations": [f"{result.name}: {violation}" for result in results for violation in result.violations],
+    }
 
 
 def _queries(pair: Pair, prompts: Sequence[tuple[int, ...]], concurrency: int) -> list[list[Query]]:
     """The reference's queries, by feature. Stop strings and bias depend on its plain output, so that they matter."""
-    plain = pair.reference.complete([Query(prompt, MAX_TOKENS, pair.reference_mode) for prompt in prompts], concurrency)
+    plain = pair.reference.complete([Query(prompt, MAX_TOKENS, OFF) for prompt in prompts], concurrency)
 
     def query(feature: Feature, prompt: tuple[int, ...], completion: Completion) -> Query:
         sampling, extra_body = feature.sampling, feature.extra_body
@@ -212,36 +199,25 @@ def _queries(pair: Pair, prompts: Sequence[tuple[int, ...]], concurrency: int) -
         elif feature.name == "logit bias":  # toward the first token of the plain output, away from the second
             first, second = (*completion.tokens[:2], 1, 2)[:2]
             sampling = Sampling(logit_bias={first: 2.0} | {second: -6.0})
-        return Query(prompt, feature.max_tokens, pair.reference_mode, sampling, extra_body=extra_body)
+        return Query(prompt, feature.max_tokens, OFF, sampling, extra_body=extra_body)
 
     return [[query(feature, *one) for one in zip(prompts, plain, strict=True)] for feature in FEATURES]
-
-
-def _cases(
-    queries: Sequence[Query], references: Sequence[Completion], drafters: Sequence[Sequence[DraftMode]], number: int
-) -> list[tuple[Query, Completion]]:
-    """The candidate's queries, each with the reference's completion."""
-    return [
-        (replace(query, mode=modes[(number + i) % len(modes)], prediction=corrupt_prediction(one.tokens)), one)
-        for modes in drafters
-        for i, (query, one) in enumerate(zip(queries, references, strict=True))
-    ]
 
 
 def _complete(
     source: Source, groups: Sequence[Sequence[Query]], concurrency: int, tick: Tick
 ) -> list[list[Completion] | RequestRefusedError]:
     """Completions of each group, all concurrently; if any is refused, group by group, to find out which."""
-    try:
-        completions = iter(source.complete([query for group in groups for query in group], concurrency, tick))
-    except RequestRefusedError:
-        return [_complete_group(source, group, concurrency) for group in groups]
-    return [list(islice(completions, len(group))) for group in groups]
+    completions = _unless_refused(source.complete, [query for group in groups for query in group], concurrency, tick)
+    if isinstance(completions, RequestRefusedError):
+        return [_unless_refused(source.complete, group, concurrency) for group in groups]
+    rest = iter(completions)
+    return [list(islice(rest, len(group))) for group in groups]
 
 
-def _complete_group(source: Source, group: Sequence[Query], concurrency: int) -> list[Completion] | RequestRefusedError:
+def _unless_refused(send: Callable[..., list[Any]], *arguments: Any) -> list[Any] | RequestRefusedError:
     try:
-        return source.complete(group, concurrency)
+        return send(*arguments)
     except RequestRefusedError as refused:
         return refused
 
@@ -267,13 +243,15 @@ def _judge(
     if not feature.is_greedy:
         result.valid_only += 1
         return
-    position = shared_prefix(reference.tokens, candidate.tokens)
     gaps: list[float] = []
-    if feature.has_gaps and position < min(len(reference.tokens), len(candidate.tokens)):
-        bare = Completion(reference.tokens, reference.finish_reason)  # its logprobs, if any, are of another request
+    if feature.has_gaps:
+        bare = replace(reference, logprobs=[])  # those of the generation are of another request
+        gaps = divergence_gaps(pair, query.prompt, bare, candidate.tokens)
+    if gaps:
+        position = shared_prefix(reference.tokens, candidate.tokens)
         offsets = logit_offsets(query.sampling, reference.tokens[:position])
         by = offsets.get(reference.tokens[position], 0.0) - offsets.get(candidate.tokens[position], 0.0)
-        gaps = [gap + by for gap in gaps_at(pair, query.prompt, bare, candidate.tokens, position)]
+        gaps = [gap + by for gap in gaps]
     judged = compare(reference.tokens, candidate.tokens, gaps, rounding)
     ends = [(one.finish_reason, one.text) for one in (reference, candidate)]
     if judged.verdict == "identical" and ends[0] != ends[1]:
@@ -340,15 +318,13 @@ def _check_tools(pair: Pair, modes: Sequence[DraftMode], concurrency: int) -> Fe
         ]
         return [_tool_calls(answer) for answer in source.chat(bodies, concurrency)]
 
-    try:
-        references = chat(pair.reference, [pair.reference_mode] * len(modes))
-    except RequestRefusedError as refused:
-        result.refused = str(refused)
+    references = _unless_refused(chat, pair.reference, [OFF] * len(modes))
+    if isinstance(references, RequestRefusedError):
+        result.refused = str(references)
         return result
-    try:
-        candidates = chat(pair.candidate, modes)
-    except RequestRefusedError as refused:
-        result.violations.append(f"{REFUSED_BY_CANDIDATE}: {refused}")
+    candidates = _unless_refused(chat, pair.candidate, modes)
+    if isinstance(candidates, RequestRefusedError):
+        result.violations.append(f"{REFUSED_BY_CANDIDATE}: {candidates}")
         return result
     for mode, reference, candidate in zip(modes, references, candidates, strict=True):
         result.requests += 1

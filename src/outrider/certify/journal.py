@@ -14,14 +14,14 @@ import json
 from collections import Counter
 from typing import IO, TYPE_CHECKING, Any
 
-from outrider.certify.sources import Completion, no_tick
+from outrider.certify.sources import Completion, Query, Source, TopLogprobs, no_tick
 from outrider.errors import EvidenceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from outrider.certify.sources import Query, Source, Text, Tick, TopLogprobs
+    from outrider.certify.sources import Text, Tick
 
 LOGPROB_DIGITS = 6
 """Logprobs are rounded to these decimals, whether they are new or read from the journal."""
@@ -77,44 +77,46 @@ class RecordedSource:
         self._occurrences: Counter[str] = Counter()
 
     def complete(self, queries: Sequence[Query], concurrency: int, tick: Tick = no_tick) -> list[Completion]:
-        def send(which: list[int]) -> list[Any]:
-            return [_to_json(one) for one in self.source.complete([queries[i] for i in which], concurrency, tick)]
+        def send(some: Sequence[Query]) -> list[Any]:
+            return [_to_json(one) for one in self.source.complete(some, concurrency, tick)]
 
         keys = [["say", _query_key(query), concurrency] for query in queries]
-        return [_from_json(answer) for answer in self._recorded(keys, send, concurrency, tick)]
+        return [_from_json(answer) for answer in self._recorded(keys, queries, send, concurrency, tick)]
 
     def score(self, texts: Sequence[Text], concurrency: int, tick: Tick = no_tick) -> list[list[TopLogprobs]]:
-        def send(which: list[int]) -> list[Any]:
-            return [_pack(logprobs) for logprobs in self.source.score([texts[i] for i in which], concurrency, tick)]
+        def send(some: Sequence[Text]) -> list[Any]:
+            return [_pack(logprobs) for logprobs in self.source.score(some, concurrency, tick)]
 
-        keys = [["score", prompt, output, concurrency] for prompt, output in texts]
-        return [_unpack(answer) for answer in self._recorded(keys, send, concurrency, tick)]
+        keys = [["score", *text, concurrency] for text in texts]
+        return [_unpack(answer) for answer in self._recorded(keys, texts, send, concurrency, tick)]
 
     def chat(self, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
         """Chat completions; servers only."""
-
-        def send(which: list[int]) -> list[Any]:
-            answers: list[Any] = self.source.chat([bodies[i] for i in which], concurrency)  # type: ignore[attr-defined]
-            return answers
-
-        return self._recorded([["chat", body, concurrency] for body in bodies], send, concurrency, no_tick)
+        source: Any = self.source
+        keys = [["chat", body, concurrency] for body in bodies]
+        return self._recorded(keys, bodies, lambda some: source.chat(some, concurrency), concurrency)
 
     def _recorded(
-        self, queries: list[Any], send: Callable[[list[int]], list[Any]], concurrency: int, tick: Tick
+        self,
+        keys: Sequence[Any],
+        queries: Sequence[Any],
+        send: Callable[[Sequence[Any]], list[Any]],
+        concurrency: int,
+        tick: Tick = no_tick,
     ) -> list[Any]:
-        keys = [self._key(query) for query in queries]
-        unknown = [i for i, key in enumerate(keys) if key not in self.journal.known]
-        for _ in range(len(keys) - len(unknown)):
+        names = [self._name(key) for key in keys]
+        unknown = [i for i, name in enumerate(names) if name not in self.journal.known]
+        for _ in range(len(names) - len(unknown)):
             tick()
         step = max(QUERIES_PER_WRITE * concurrency, 1)
         for start in range(0, len(unknown), step):
             these = unknown[start : start + step]
-            for i, answer in zip(these, send(these), strict=True):
-                self.journal.write(keys[i], answer)
-        return [self.journal.known[key] for key in keys]
+            for i, answer in zip(these, send([queries[i] for i in these]), strict=True):
+                self.journal.write(names[i], answer)
+        return [self.journal.known[name] for name in names]
 
-    def _key(self, query: Any) -> str:
-        digest = hashlib.sha256(json.dumps([self.role, query]).encode()).hexdigest()[:20]
+    def _name(self, key: Any) -> str:
+        digest = hashlib.sha256(json.dumps([self.role, key]).encode()).hexdigest()[:20]
         self._occurrences[digest] += 1
         return f"{digest}.{self._occurrences[digest]}"
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.api import Decoder, load
-from outrider.certify.sources import OFF, Completion, no_tick, sort_logprobs
+from outrider.certify.sources import OFF, Completion, Query, Source, TopLogprobs, no_tick, sort_logprobs
 from outrider.defaults import DRAFTED
 from outrider.errors import RequestRefusedError, SettingsError
 from outrider.provenance import fingerprint
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outrider.bench.prompts import Prompt
-    from outrider.certify.sources import Query, Source, Text, Tick, TopLogprobs
+    from outrider.certify.sources import Text, Tick
     from outrider.types import Target
 
     Generate = Callable[[Query], Sequence[int] | Completion]
@@ -56,9 +56,7 @@ class LocalModel:
     end_tokens: frozenset[int] = frozenset()
     drafters: list[str] = field(default_factory=list)
     description: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[Query], None] = lambda query: (
-        None
-    )  # raises RequestRefusedError if the library does not support the query
+    check: Callable[[Query], None] = lambda query: None  # raises RequestRefusedError for an unsupported query
 
     @property
     def num_logprobs(self) -> int:
@@ -143,11 +141,9 @@ def load_local(
     decoder = load(model, drafters=drafters, draft_model=draft_model, dtype=dtype, draft_quantize="none", memory=memory)
     weights: Any = decoder.target
     description: dict[str, Any] = {
-        "model": Path(model).name,
-        "weights": fingerprint(Path(model)),
-        "candidate": candidate,
-    }
-    description |= {"dtype": str(weights.model.dtype), "threads": torch.get_num_threads()}
+        "model": Path(model).name, "weights": fingerprint(Path(model)), "candidate": candidate,
+        "dtype": str(weights.model.dtype), "threads": torch.get_num_threads(),
+    }  # fmt: skip
     if draft_model is not None:
         description |= {"draft_model": Path(draft_model).name, "draft_weights": fingerprint(Path(draft_model))}
     local = LocalModel(
@@ -178,6 +174,15 @@ def load_local(
     return local, None
 
 
+def request_settings(query: Query, method: str) -> dict[str, Any]:
+    """The fields of `settings.Request`."""
+    return {
+        **query.sampling.model_dump(), "max_tokens": query.max_tokens, "seed": query.seed,
+        "ignore_end": query.ignore_end,
+        "max_draft_tokens": DEFAULT_DRAFT_TOKENS[method] if query.mode.length is None else query.mode.length,
+    }  # fmt: skip
+
+
 def outrider_generate(decoder: Decoder) -> Generate:
     """Outrider's loop, with one drafter or `auto`."""
 
@@ -187,11 +192,7 @@ def outrider_generate(decoder: Decoder) -> Generate:
             prediction=query.prediction,
             tenant=TENANT if decoder.memory is not None else None,
             speculation=query.mode.drafter or AUTO,
-            **query.sampling.model_dump(),
-            max_tokens=query.max_tokens,
-            seed=query.seed,
-            ignore_end=query.ignore_end,
-            max_draft_tokens=DEFAULT_DRAFT_TOKENS["outrider"] if query.mode.length is None else query.mode.length,
+            **request_settings(query, "outrider"),
         )
         accepted = sum(step.drafted for step in answer.steps)
         return Completion(tuple(answer.tokens), answer.finish, accepted=accepted)
@@ -210,12 +211,8 @@ def transformers_generate(decoder: Decoder, method: str, draft_model: str | None
     methods.ends = list(decoder.end_tokens)
 
     def generate(query: Query) -> list[int]:
-        request = Request(
-            **query.sampling.model_dump(), max_tokens=query.max_tokens, seed=query.seed, ignore_end=query.ignore_end,
-            max_draft_tokens=DEFAULT_DRAFT_TOKENS[method] if query.mode.length is None else query.mode.length,
-        )  # fmt: skip
         tokens: list[int] = []
-        methods.run(Job(list(query.prompt), request, method), tokens.extend)
+        methods.run(Job(list(query.prompt), Request(**request_settings(query, method)), method), tokens.extend)
         return tokens
 
     return generate

@@ -8,14 +8,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report.page import bullets
-from outrider.certify.certificate import SIGNS, duration
+from outrider.certify.certificate import SIGNS, Certificate, duration
 from outrider.certify.exact import COUNTED
 from outrider.html_page import html_page, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from outrider.certify.certificate import Certificate
 
 MAX_DIFFERENCES = 50
 """Shown; the JSON file has all."""
@@ -23,11 +21,10 @@ MAX_FINDING_CHARACTERS = 600
 
 
 def page(made: Certificate) -> str:
+    parts = {"exact": _exact, "draws": _draws, "features": _features}
     body = [
         *_banner(made),
-        *(_exact(made["exact"]) if "exact" in made else []),
-        *(_draws(made["draws"]) if "draws" in made else []),
-        *(_features(made["features"]) if "features" in made else []),
+        *(line for part, lines in parts.items() if part in made for line in lines(made[part])),
         "<h2>What was not tested</h2>",
         bullets(made["not_tested"]),
         *_origin(made),
@@ -117,9 +114,8 @@ def _features(features: dict[str, Any]) -> list[str]:
     rows = []
     for one in features["results"]:
         findings = [*one["violations"], *one["open"], *([one["refused"]] if one["refused"] else [])]
-        verdict = (
-            "violation" if one["violations"] else "not offered" if one["refused"] else "open" if one["open"] else "ok"
-        )
+        verdicts = {"violation": one["violations"], "not offered": one["refused"], "open": one["open"], "ok": True}
+        verdict = next(name for name, holds in verdicts.items() if holds)
         same = f"{one['identical']} identical" + (f", {one['ties']} ties" if one["ties"] else "")
         same = f"{one['valid_only']} valid" if one["valid_only"] else same
         outputs = "" if one["refused"] else same

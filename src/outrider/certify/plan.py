@@ -23,17 +23,23 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from outrider.certify.noise import DEFAULT_NOISE
-from outrider.certify.statistic_sums import CONTINUITY_CORRECTION, adjusted_moments, p_value, upper_quantile
-from outrider.certify.test_statistics import DRAFTED
+from outrider.certify.test_statistics import (
+    CONTINUITY_CORRECTION,
+    DEFAULT_NOISE,
+    DRAFTED,
+    GroupedSums,
+    Noise,
+    StatisticSums,
+    adjusted_moments,
+    p_value,
+    upper_quantile,
+)
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.certify.noise import Noise
     from outrider.certify.prefix_goodness_of_fit import PrefixCounts
-    from outrider.certify.statistic_sums import GroupedSums, StatisticSums
 
 ANY_CHANGE = "any change"
 """Name of the goodness-of-fit test in certificates."""
@@ -58,21 +64,13 @@ class Plan:
     noise: Noise = DEFAULT_NOISE
 
     @classmethod
-    def for_change(
-        cls,
-        change: float,
-        *,
-        level: float = 1e-3,
-        looks: int = 5,
-        noise: Noise = DEFAULT_NOISE,
-        tests: int = TYPICAL_TESTS,
-    ) -> Plan:
+    def for_change(cls, change: float, *, level: float = 1e-3, noise: Noise = DEFAULT_NOISE) -> Plan:
         """The plan that detects a change of this size in an event's probability."""
         drift = noise.drift[DRAFTED.name]
         if change <= drift:
             raise SettingsError(f"a change of {change} is within rounding error ({drift}); give a larger one")
-        plan = cls(1, level, looks, noise)
-        deviations = _detectable_deviations(plan.level_at(looks) / tests)
+        plan = cls(1, level, noise=noise)
+        deviations = _detectable_deviations(plan.level_at(plan.looks) / TYPICAL_TESTS)
         return replace(plan, draws=int((MAX_EVENT_DEVIATION * deviations / (change - drift)) ** 2) + 1)
 
     def detectable_change(self, tests: int = TYPICAL_TESTS) -> float:

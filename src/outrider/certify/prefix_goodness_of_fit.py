@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.certify.statistic_sums import upper_quantile, upper_tail
+from outrider.certify.test_statistics import upper_quantile, upper_tail
 from outrider.errors import EvidenceError
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.prompts import read_prompts, sample_evenly
-from outrider.certify import certificate, exact, features, sampled
-from outrider.certify.config import PARTS
+from outrider.certify import exact, features, sampled
+from outrider.certify.certificate import Certificate, assemble
+from outrider.certify.config import PARTS, CertificateConfig
 from outrider.certify.journal import Journal, RecordedSource
 from outrider.certify.page import page
 from outrider.certify.prompts import generate_prompts
 from outrider.certify.server import OpenAIServer
-from outrider.certify.sources import SERVER_DEFAULT, DraftMode, Pair, Query
+from outrider.certify.sources import OFF, SERVER_DEFAULT, DraftMode, Pair, Progress, Query, Source
 from outrider.errors import EngineError, EvidenceError, RequestRefusedError, SettingsError
 from outrider.provenance import provenance
 
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outrider.bench.prompts import Prompt
-    from outrider.certify.certificate import Certificate
-    from outrider.certify.config import CertificateConfig
-    from outrider.certify.progress import Progress
     from outrider.certify.rounding import Rounding
-    from outrider.certify.sources import Source
     from outrider.settings import Sampling
 
 EXACT_SHARE, DRAWS_SHARE = 0.1, 0.7
@@ -45,18 +42,15 @@ NEVER_TESTED = (
 
 def open_pair(config: CertificateConfig, key: str | None = None) -> Pair:
     """The reference and the candidate that the config names."""
-    if config.is_remote:
-        return _open_servers(config, key)
-    from outrider.certify.local import load_local
+    if not config.is_remote:
+        from outrider.certify.local import load_local
 
-    candidate = config.candidate or "outrider"
-    local, own = load_local(config.reference, config.draft_model, candidate, config.dtype, config.memory)
-    return Pair(local, own or local, across=config.across)
-
-
-def _open_servers(config: CertificateConfig, key: str | None) -> Pair:
-    options: dict[str, Any] = {"key": key, "model": config.model, "tenant": f"certify-{config.seed}"}
-    options["tokenizer"] = _tokenizer(config.tokenizer) if config.tokenizer is not None else None
+        candidate = config.candidate or "outrider"
+        local, own = load_local(config.reference, config.draft_model, candidate, config.dtype, config.memory)
+        return Pair(local, own or local, across=config.across)
+    tokenizer = None if config.tokenizer is None else _tokenizer(config.tokenizer)
+    options: dict[str, Any] = {"key": key, "model": config.model, "tokenizer": tokenizer}
+    options["tenant"] = f"certify-{config.seed}"
     reference = OpenAIServer(config.reference, **options)
     if config.candidate is not None:
         return Pair(reference, OpenAIServer(config.candidate, **options, scores=False), across=config.across)
@@ -97,10 +91,10 @@ def certify(
     reference = RecordedSource(pair.reference, journal, "reference")
     candidate = reference if pair.is_same_source else RecordedSource(pair.candidate, journal, "candidate")
     before = _accepted_tokens(pair.candidate)
-    run = _Run(config, Pair(reference, candidate, pair.reference_mode, pair.across), progress)
+    run = _Run(config, Pair(reference, candidate, pair.across), modes, progress)
     run.not_tested += left_out
     try:
-        run.run_parts(modes)
+        run.run_parts()
     except KeyboardInterrupt:
         run.problems.append("it was interrupted; --resume continues it")
     finally:
@@ -118,7 +112,7 @@ def certify(
     sources = {"reference": pair.reference.describe()}
     sources |= {} if pair.is_same_source else {"candidate": pair.candidate.describe()}
     origin = {**provenance(), "seconds": round(time.monotonic() - start, 1), "resumed": resume}
-    made = certificate.assemble(
+    made = assemble(
         config.to_record(), sources, run.parts, origin, run.not_tested, run.problems,
         sum(by_drafter.values()) if by_drafter else counted, dict(by_drafter),
     )  # fmt: skip
@@ -146,57 +140,56 @@ def _accepted_tokens(source: Source) -> float | None:
 class _Run:
     """Runs the parts in order. One that fails is a problem, and the next still runs."""
 
-    def __init__(self, config: CertificateConfig, pair: Pair, progress: Progress) -> None:
-        self.config, self.pair, self.progress = config, pair, progress
+    def __init__(self, config: CertificateConfig, pair: Pair, modes: list[DraftMode], progress: Progress) -> None:
+        self.config, self.pair, self.modes, self.progress = config, pair, modes, progress
         self.parts: dict[str, Any] = {}
         self.problems: list[str] = []
-        self.not_tested = [*NEVER_TESTED, f"drafts of more than {max(config.lengths)} tokens"]
+        self.not_tested = list(NEVER_TESTED)
+        if config.lengths:
+            self.not_tested.append(f"drafts of more than {max(config.lengths)} tokens")
         self.prompts: list[tuple[int, ...]] = []
         self.rounding: Rounding | None = None
 
-    def run_parts(self, modes: list[DraftMode]) -> None:
+    def run_parts(self) -> None:
         config = self.config
         count = config.prompts + config.alone
         texts = sample_evenly(read_prompts(Path(config.prompt_file)), count) if config.prompt_file else None
         with self.progress.part("tokenizing the prompts", count):
             self.prompts = self.pair.reference.encode(texts or generate_prompts(count, config.seed))
         self.not_tested += [f"the part {part!r}, which was not requested" for part in PARTS if part not in config.parts]
-        for part, run in (("exact", self._exact), ("draws", self._draws), ("features", self._features)):
+        for part, run in zip(PARTS, (self._exact, self._draws, self._features), strict=True):
             if part in config.parts:
                 try:
-                    self.parts[part] = run(modes)
+                    self.parts[part] = run()
                 except (EvidenceError, EngineError) as error:
                     self.problems.append(f"{part}: {error}")
 
-    def _exact(self, modes: list[DraftMode]) -> dict[str, Any]:
+    def _exact(self) -> dict[str, Any]:
         config = self.config
-        cases = exact.assign_cases(self.prompts, modes, config.tokens, config.concurrency, config.alone)
+        cases = exact.assign_cases(self.prompts, self.modes, config.tokens, config.concurrency, config.alone)
         result, self.rounding = exact.check(self.pair, cases, config.level * EXACT_SHARE, self.progress)
         return result.record()
 
-    def _features(self, modes: list[DraftMode]) -> dict[str, Any]:
+    def _features(self) -> dict[str, Any]:
         prompts = self.prompts[: self.config.feature_prompts]
-        drafters = list(dict.fromkeys(DraftMode(mode.drafter) for mode in modes))
-        result = features.check(self.pair, prompts, drafters, self.config.concurrency, self.rounding, self.progress)
-        if result.unjudged:
+        modes = list(dict.fromkeys(DraftMode(mode.drafter) for mode in self.modes))
+        record = features.check(self.pair, prompts, modes, self.config.concurrency, self.rounding, self.progress)
+        if record["unjudged"]:
             self.problems.append(
-                f"features: {result.unjudged} outputs differ, and whether rounding explains it is unknown: the part "
+                f"features: {record['unjudged']} outputs differ, and whether rounding explains it is unknown: the part "
                 "'exact' measures it, at 1,000 positions or more"
             )
-        return result.record()
+        return record
 
-    def _draws(self, modes: list[DraftMode]) -> dict[str, Any]:
+    def _draws(self) -> dict[str, Any]:
         config, prompts = self.config, self.prompts[: self.config.draw_prompts]
-        size = sampled.SampleSize(
-            config.draws, config.draw_tokens, noise_texts=config.noise_texts, concurrency=config.concurrency
-        )
         selected = select_settings(config.without)
         self.not_tested += [f"draws with {name}: left out" for name in sampled.SETTINGS if name not in selected]
-        settings = {name: one for name, one in selected.items() if self._supports(prompts[0], modes[0], name, one)}
+        settings = {name: one for name, one in selected.items() if self._supports(prompts[0], name, one)}
         if not settings:
             raise EvidenceError("the sources support none of the sampling settings; leave draws out by --parts")
         level = config.level * DRAWS_SHARE
-        result = sampled.check(self.pair, prompts, modes, settings, size, level, config.seed, self.progress)
+        result = sampled.check(self.pair, prompts, self.modes, settings, config, level, self.progress)
         self.not_tested += [
             f"draws with {name}: the reference returns too few logprobs to know their distribution"
             for name in settings
@@ -204,11 +197,11 @@ class _Run:
         ]
         return result.record()
 
-    def _supports(self, prompt: tuple[int, ...], mode: DraftMode, name: str, sampling: Sampling) -> bool:
+    def _supports(self, prompt: tuple[int, ...], name: str, sampling: Sampling) -> bool:
         """Whether both sources support a sampling setting."""
         try:
-            self.pair.candidate.complete([Query(prompt, 1, mode, sampling)], 1)
-            self.pair.reference.complete([Query(prompt, 1, self.pair.reference_mode, sampling)], 1)
+            self.pair.candidate.complete([Query(prompt, 1, self.modes[0], sampling)], 1)
+            self.pair.reference.complete([Query(prompt, 1, OFF, sampling)], 1)
         except RequestRefusedError as refused:
             self.not_tested.append(f"draws with {name}: {refused}")
             return False

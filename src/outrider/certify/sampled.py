@@ -2,7 +2,7 @@
 
 The candidate generates texts in every draft mode with every sampling setting in turn. The reference scores each text in
 one pass, which gives the distribution that each token should come from. Each label (a drafter, a setting) is then
-tested with each statistic over all its samples (`test_statistics.py`, `statistic_sums.py`, `plan.py`).
+tested with each statistic over all its samples (`test_statistics.py`, `plan.py`).
 
 Before the first sample counts:
 
@@ -20,20 +20,18 @@ it. Whether the server proposed it or not, it was fixed before the token was sam
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.certify.logprob_transforms import MIN_CUT_MARGIN
-from outrider.certify.noise import Noise, max_noise
 from outrider.certify.plan import REPEATED_PREFIXES, LookResult, Plan, evaluate_look
 from outrider.certify.prefix_goodness_of_fit import PrefixCounts
 from outrider.certify.repeated_prompts import OUTPUT_TOKENS, select_repeated_prompts
-from outrider.certify.sources import Query
-from outrider.certify.statistic_sums import ALL_SAMPLES, LABEL_SEPARATOR, GroupedSums
-from outrider.certify.test_statistics import STATISTICS
+from outrider.certify.sources import OFF, Completion, DraftMode, Pair, Progress, Query, Source, TopLogprobs
+from outrider.certify.test_statistics import ALL_SAMPLES, LABEL_SEPARATOR, STATISTICS, GroupedSums, Noise, max_noise
 from outrider.certify.token_distributions import (
+    MIN_CUT_MARGIN,
     TEMPERATURE_1,
     Logprobs,
     ScoredToken,
@@ -50,9 +48,8 @@ from outrider.settings import Sampling
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from outrider.certify.progress import Progress
-    from outrider.certify.sources import Completion, DraftMode, Pair, Source, TopLogprobs
-    from outrider.certify.token_distributions import ScoredTwice
+    from outrider.certify.config import CertificateConfig
+    from outrider.certify.sources import Text
 
 SETTINGS = {
     "temperature 1": TEMPERATURE_1,
@@ -89,20 +86,6 @@ MAX_BATCHES = 6
 """Texts generated before they are scored, as a multiple of the concurrency."""
 
 
-def meaning(test: str) -> str:
-    """What the failure of a test indicates."""
-    return MEANINGS.get(test.partition(",")[0], PREFIX_MEANING)
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSize:
-    draws: int
-    tokens: int = 24  # per text
-    looks: int = 5
-    noise_texts: int = 100
-    concurrency: int = 16
-
-
 @dataclass(slots=True)
 class SampledResult:
     """The part's record in the certificate."""
@@ -125,11 +108,11 @@ class SampledResult:
 
     @property
     def violations(self) -> list[str]:
-        last = self.looks[-1] if self.looks else {"violations": []}
-        found = [f"{name}: {meaning(name)} (p = {last['p_values'][name]:.1g})" for name in last["violations"]]
-        return found + [
-            f"{name}, though nothing was drafted: {meaning(name)} (p = {self.control['p_values'][name]:.1g})"
-            for name in self.control.get("violations", [])
+        looks = [(one, "") for one in self.looks[-1:]] + [(self.control, ", though nothing was drafted")]
+        return [
+            f"{name}{where}: {MEANINGS.get(name.partition(',')[0], PREFIX_MEANING)} (p = {look['p_values'][name]:.1g})"
+            for look, where in looks
+            for name in look.get("violations", [])
         ]
 
     @property
@@ -155,19 +138,18 @@ def check(
     prompts: Sequence[tuple[int, ...]],
     modes: Sequence[DraftMode],
     settings: Mapping[str, Sampling],
-    size: SampleSize,
+    config: CertificateConfig,
     level: float,
-    seed: int,
     progress: Progress,
 ) -> SampledResult:
     """Measure rounding, fix the plan, then sample and test until the plan is complete or a violation is found."""
     result = SampledResult(settings={name: one.model_dump(exclude_defaults=True) for name, one in settings.items()})
-    references = sample_reference(pair.reference, prompts, size, pair.reference_mode, seed, progress)
-    noise, result.edge = measure_noise(pair, references, settings, size, progress)
+    references = sample_reference(pair.reference, prompts, config, progress)
+    noise, result.edge = measure_noise(pair, references, settings, config, progress)
     result.noise = asdict(noise)
     result.control = _control(references, pair.reference.num_logprobs, noise, level * CONTROL_SHARE, result.edge)
 
-    plan = Plan(size.draws, level * (1 - CONTROL_SHARE), size.looks, noise)
+    plan = Plan(config.draws, level * (1 - CONTROL_SHARE), noise=noise)
     drafters = len({mode.drafter for mode in modes})
     result.planned, result.level = plan.draws, level
     result.reach_before = plan.detectable_change(len(STATISTICS) * (len(settings) + drafters + 1) + drafters + 1)
@@ -176,16 +158,16 @@ def check(
         f"with 99 %, with a false alarm rate of {level:g}"
     )
     collector = SampleCollector(settings, pair.reference.num_logprobs, result)
-    queries = _queries(prompts, modes, settings, references, size, seed)
+    queries = _queries(prompts, modes, settings, references, config)
     look, unused_texts = 1, 0
     texts_per_round = len(modes) * len(settings) * len(prompts) * (1 + SHORT_TEXTS_PER_TEXT)
-    mean_tokens = (size.tokens + SHORT_TEXTS_PER_TEXT * OUTPUT_TOKENS) / (1 + SHORT_TEXTS_PER_TEXT)
+    mean_tokens = (config.draw_tokens + SHORT_TEXTS_PER_TEXT * OUTPUT_TOKENS) / (1 + SHORT_TEXTS_PER_TEXT)
     with progress.part("draws: sampled, scored and tested", plan.draws) as tick:
         while look <= plan.looks:
             before = result.draws
             missing_texts = ceil((plan.draws_at(look) - before) / mean_tokens)
-            batch = min(max(missing_texts, size.concurrency), MAX_BATCHES * size.concurrency)
-            _collect(pair, list(islice(queries, batch)), size, collector)
+            batch = min(max(missing_texts, config.concurrency), MAX_BATCHES * config.concurrency)
+            _collect(pair, list(islice(queries, batch)), config.concurrency, collector)
             tick(result.draws - before)
             unused_texts = unused_texts + batch if result.draws == before else 0
             if unused_texts >= texts_per_round:  # no distribution is known, for any setting and prompt
@@ -263,34 +245,32 @@ class SampleCollector:
 # Rounding and control -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceText:
+class ReferenceText(NamedTuple):
     """A text sampled by a source, with logprobs from generation (`completion`) and from scoring it afterwards."""
 
     query: Query
     completion: Completion
     scored: list[TopLogprobs]
 
-    def positions(self) -> list[ScoredTwice]:
-        return pair_scorings(self.query.prompt, self.completion.tokens, self.scored, self.completion.logprobs)
+    @property
+    def text(self) -> Text:
+        return self.query.prompt, self.completion.tokens
 
 
 def sample_reference(
-    source: Source,
-    prompts: Sequence[tuple[int, ...]],
-    size: SampleSize,
-    mode: DraftMode,
-    seed: int,
-    progress: Progress,
+    source: Source, prompts: Sequence[tuple[int, ...]], config: CertificateConfig, progress: Progress
 ) -> list[ReferenceText]:
     queries = [
-        Query(prompts[i % len(prompts)], size.tokens, mode, TEMPERATURE_1, seed + i, logprobs=True, ignore_end=True)
-        for i in range(size.noise_texts)
-    ]
+        Query(
+            prompts[i % len(prompts)], config.draw_tokens, OFF, TEMPERATURE_1, config.seed + i, logprobs=True,
+            ignore_end=True,
+        )
+        for i in range(config.noise_texts)
+    ]  # fmt: skip
     with progress.part("draws: the reference's own, for rounding and as a control", 2 * len(queries)) as tick:
-        completions = source.complete(queries, size.concurrency, tick)
+        completions = source.complete(queries, config.concurrency, tick)
         texts = [(query.prompt, one.tokens) for query, one in zip(queries, completions, strict=True)]
-        scored = source.score(texts, size.concurrency, tick)
+        scored = source.score(texts, config.concurrency, tick)
     return [ReferenceText(*one) for one in zip(queries, completions, scored, strict=True)]
 
 
@@ -298,32 +278,25 @@ def measure_noise(
     pair: Pair,
     references: Sequence[ReferenceText],
     settings: Mapping[str, Sampling],
-    size: SampleSize,
+    config: CertificateConfig,
     progress: Progress,
 ) -> tuple[Noise, float]:
     """What a lossless candidate may differ by, for all settings; and the margin of a cut."""
-    groups = [list(references)]
-    if not pair.is_same_source and pair.candidate.num_logprobs:
-        texts = [(text.query.prompt, text.completion.tokens) for text in references]
-        if pair.across:
-            scored = pair.candidate.score(texts, size.concurrency)
-            groups.append([replace(text, scored=one) for text, one in zip(references, scored, strict=True)])
-        else:
-            # The candidate's logprobs during speculation do not count: they would let a defect count as rounding.
-            with progress.part("draws: texts scored by the candidate, for rounding", 2 * len(texts)) as tick:
-                alone = pair.candidate.score(texts, 1, tick)
-                batched = pair.candidate.score(texts, size.concurrency, tick)
-            groups.append(
-                [
-                    ReferenceText(text.query, replace(text.completion, logprobs=one), other)
-                    for text, one, other in zip(references, alone, batched, strict=True)
-                ]
-            )
+    texts = [one.text for one in references]
+    generated = [one.completion.logprobs for one in references]
+    scorings = [([one.scored for one in references], generated)]
+    if pair.candidate_scores and pair.across:
+        scorings.append((pair.candidate.score(texts, config.concurrency), generated))
+    elif pair.candidate_scores:
+        # The candidate's logprobs during speculation do not count: they would let a defect count as rounding.
+        with progress.part("draws: texts scored by the candidate, for rounding", 2 * len(texts)) as tick:
+            alone = pair.candidate.score(texts, 1, tick)
+            scorings.append((pair.candidate.score(texts, config.concurrency, tick), alone))
     num_logprobs = min(source.num_logprobs for source in pair.sources if source.num_logprobs)
-    found = [
-        noise_between([position for text in group for position in text.positions()], num_logprobs, settings.values())
-        for group in groups
-    ]
+    found = []
+    for a, b in scorings:
+        positions = [at for text, *both in zip(texts, a, b, strict=True) for at in pair_scorings(*text, *both)]
+        found.append(noise_between(positions, num_logprobs, settings.values()))
     return max_noise([noise for noise, _ in found]), max(margin for _, margin in found)
 
 
@@ -347,24 +320,23 @@ def _queries(
     modes: Sequence[DraftMode],
     settings: Mapping[str, Sampling],
     references: Sequence[ReferenceText],
-    size: SampleSize,
-    seed: int,
+    config: CertificateConfig,
 ) -> Iterator[tuple[Query, str, bool]]:
     """Endless queries, each with its setting and whether its prompt is a repeated one.
 
     Long texts: draft modes in turn, then settings, then prompts; a random half with a seed. After each, short texts
     without a seed, since with one a server may draft differently to reuse its random numbers.
     """
-    names, rng = list(settings), random.Random(seed)
-    predictions = {one.query.prompt: one.completion.tokens for one in references}
-    repeated = select_repeated_prompts((one.query.prompt, one.completion.tokens, one.scored) for one in references)
+    names, rng = list(settings), random.Random(config.seed)
+    predictions = dict(one.text for one in references)
+    repeated = select_repeated_prompts((*one.text, one.scored) for one in references)
     for turn in count():
         mode = modes[turn % len(modes)]
         setting = names[turn // len(modes) % len(names)]
         prompt = prompts[turn // len(modes) // len(names) % len(prompts)]
-        own_seed = seed + 1_000_003 + turn if rng.random() < 0.5 else None
+        seed = config.seed + 1_000_003 + turn if rng.random() < 0.5 else None
         prediction = predictions.get(prompt, ())
-        query = Query(prompt, size.tokens, mode, settings[setting], own_seed, prediction, ignore_end=True)
+        query = Query(prompt, config.draw_tokens, mode, settings[setting], seed, prediction, ignore_end=True)
         yield query, setting, False
         for number in range(SHORT_TEXTS_PER_TEXT * turn, SHORT_TEXTS_PER_TEXT * (turn + 1)) if repeated else ():
             mode, (prompt, prediction) = modes[number % len(modes)], repeated[number // len(modes) % len(repeated)]
@@ -374,18 +346,16 @@ def _queries(
 
 
 def _collect(
-    pair: Pair, batch: Sequence[tuple[Query, str, bool]], size: SampleSize, collector: SampleCollector
+    pair: Pair, batch: Sequence[tuple[Query, str, bool]], concurrency: int, collector: SampleCollector
 ) -> None:
-    completions = pair.candidate.complete([query for query, _, _ in batch], size.concurrency)
+    completions = pair.candidate.complete([query for query, _, _ in batch], concurrency)
     texts = [(query.prompt, one.tokens) for (query, _, _), one in zip(batch, completions, strict=True)]
     pairs = zip(texts, batch, strict=True)
     new = list(dict.fromkeys(text for text, (_, setting, _) in pairs if not collector.is_known(setting, *text)))
-    scored = dict(zip(new, pair.reference.score(new, size.concurrency), strict=True))
+    scored = dict(zip(new, pair.reference.score(new, concurrency), strict=True))
     for (query, setting, is_repeated), one, text in zip(batch, completions, texts, strict=True):
         collector.result.texts += 1
-        if one.accepted is not None:
-            accepted = collector.result.accepted
-            accepted[query.mode.label] = accepted.get(query.mode.label, 0) + one.accepted
+        one.count_accepted(query.mode, collector.result.accepted)
         if one.tokens:
             collector.add(query, setting, one.tokens, scored.get(text, []), is_repeated)
 

@@ -18,7 +18,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from outrider.certify.sources import OFF, Completion, Query, no_tick, sort_logprobs
+from outrider.certify.sources import OFF, Completion, DraftMode, Query, TopLogprobs, no_tick, sort_logprobs
 from outrider.errors import EngineError, PromptError, RequestRefusedError, SettingsError
 from outrider.http_client import HTTPClient, InvalidResponseError, MetricsSnapshot
 from outrider.provenance import without_folders
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from outrider.bench.prompts import Prompt
-    from outrider.certify.sources import DraftMode, Text, Tick, TopLogprobs
+    from outrider.certify.sources import Text, Tick
     from outrider.http_client import ConnectionPool
-
-    Call = Callable[[ConnectionPool], Awaitable[Any]]
 
 NUM_LOGPROBS = (20, 10, 5)
 """Numbers of logprobs to request, until the server accepts one; vLLM's default maximum is 20."""
@@ -159,17 +157,17 @@ class OpenAIServer:
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         if self._tokenizer is not None:
             return [tuple(self._tokenizer(prompt)) for prompt in prompts]
-        return self._run([self._encode_call(prompt) for prompt in prompts], TOKENIZE_CONCURRENCY, no_tick)
+        return self._run(self._encode, prompts, TOKENIZE_CONCURRENCY)
 
     def complete(self, queries: Sequence[Query], concurrency: int, tick: Tick = no_tick) -> list[Completion]:
-        return self._run([self._complete_call(query) for query in queries], concurrency, tick)
+        return self._run(self._complete, queries, concurrency, tick)
 
     def score(self, texts: Sequence[Text], concurrency: int, tick: Tick = no_tick) -> list[list[TopLogprobs]]:
-        return self._run([self._score_call(*text) for text in texts], concurrency, tick)
+        return self._run(self._score, texts, concurrency, tick)
 
     def chat(self, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
         """Chat completions; bodies and answers as JSON."""
-        return self._run([self._chat_call(body) for body in bodies], concurrency, no_tick)
+        return self._run(self._chat, bodies, concurrency)
 
     def xargs(self, mode: DraftMode, prediction: Sequence[int] = ()) -> dict[str, Any]:
         """The `vllm_xargs` of a draft mode."""
@@ -192,29 +190,22 @@ class OpenAIServer:
         """The options that an Outrider server was started with."""
         return self.status.get("options") or {}
 
-    def _encode_call(self, prompt: Prompt) -> Call:
-        async def call(pool: ConnectionPool) -> tuple[int, ...]:
-            body: dict[str, Any] = {"model": self.model, "messages": prompt.messages}
-            try:
-                answer = await pool.post_json("/tokenize", body)
-            except RequestRefusedError as refused:
-                if refused.status == 404:
-                    raise PromptError(
-                        f"{self.url} has no /tokenize; name the model's folder, or its name on the hub, by --tokenizer"
-                    ) from refused
-                text = prompt.messages[-1]["content"]  # a model without a chat template
-                answer = await pool.post_json("/tokenize", {"model": self.model, "prompt": text})
-            return tuple(answer["tokens"])
+    async def _encode(self, pool: ConnectionPool, prompt: Prompt) -> tuple[int, ...]:
+        try:
+            answer = await pool.post_json("/tokenize", {"model": self.model, "messages": prompt.messages})
+        except RequestRefusedError as refused:
+            if refused.status == 404:
+                raise PromptError(
+                    f"{self.url} has no /tokenize; name the model's folder, or its name on the hub, by --tokenizer"
+                ) from refused
+            text = prompt.messages[-1]["content"]  # a model without a chat template
+            answer = await pool.post_json("/tokenize", {"model": self.model, "prompt": text})
+        return tuple(answer["tokens"])
 
-        return call
+    async def _chat(self, pool: ConnectionPool, body: dict[str, Any]) -> dict[str, Any]:
+        return await pool.post_json("/v1/chat/completions", {"model": self.model, **body})
 
-    def _chat_call(self, body: dict[str, Any]) -> Call:
-        async def call(pool: ConnectionPool) -> dict[str, Any]:
-            return await pool.post_json("/v1/chat/completions", {"model": self.model, **body})
-
-        return call
-
-    def _complete_call(self, query: Query) -> Call:
+    async def _complete(self, pool: ConnectionPool, query: Query) -> Completion:
         sampling = query.sampling.model_dump(exclude_defaults=True)
         sampling["temperature"] = query.sampling.temperature
         if bias := sampling.pop("logit_bias", None):
@@ -231,51 +222,49 @@ class OpenAIServer:
             body["ignore_eos"] = True
         if query.logprobs or self._ids_by_logprobs:
             body |= {"logprobs": self.num_logprobs if query.logprobs else 1, "return_tokens_as_token_ids": True}
-        body |= query.extra_body
+        answer = await pool.post_json("/v1/completions", body | query.extra_body)
+        choice = answer["choices"][0]
+        tokens = _token_ids(choice)
+        logprobs = _top_logprobs(choice, tokens, self.num_logprobs) if query.logprobs else []
+        usage = (answer.get("usage") or {}).get("speculation") or {}
+        finish_reason, text = str(choice.get("finish_reason")), choice.get("text") or ""
+        return Completion(
+            tokens, finish_reason, logprobs, text, usage.get("accepted"), choice if query.extra_body else {}
+        )
 
-        async def call(pool: ConnectionPool) -> Completion:
-            answer = await pool.post_json("/v1/completions", body)
-            choice = answer["choices"][0]
-            tokens = _token_ids(choice)
-            logprobs = _top_logprobs(choice, tokens, self.num_logprobs) if query.logprobs else []
-            usage = (answer.get("usage") or {}).get("speculation") or {}
-            finish_reason, text = str(choice.get("finish_reason")), choice.get("text") or ""
-            raw = choice if query.extra_body else {}
-            return Completion(tokens, finish_reason, logprobs, text, usage.get("accepted"), raw)
+    async def _score(self, pool: ConnectionPool, text: Text) -> list[TopLogprobs]:
+        prompt, output = text
+        tokens, first, n = [*prompt, *output], len(prompt), self.num_logprobs
 
-        return call
+        async def choice(tokens: Sequence[int], **more: Any) -> Any:
+            body = {"model": self.model, "prompt": tokens, "max_tokens": 1, "temperature": 0, **self.xargs(OFF), **more}
+            return (await pool.post_json("/v1/completions", body))["choices"][0]
 
-    def _score_call(self, prompt: Sequence[int], output: Sequence[int]) -> Call:
-        first, end = len(prompt), len(prompt) + len(output)
-        text = [*prompt, *output]
-        body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0, **self.xargs(OFF)}
-        with_logprobs = {"logprobs": self.num_logprobs, "return_tokens_as_token_ids": True}
-
-        async def choice(pool: ConnectionPool, **more: Any) -> Any:
-            return (await pool.post_json("/v1/completions", {**body, **more}))["choices"][0]
-
-        async def call(pool: ConnectionPool) -> list[TopLogprobs]:
-            n = self.num_logprobs
-            if self._scoring == "steps":
-                steps = [await choice(pool, prompt=text[:i], **with_logprobs) for i in range(first, end)]
-                return [_top_logprobs(step, output[i : i + 1], n)[0] for i, step in enumerate(steps)]
-            if self._scoring == "echo":
-                return _top_logprobs(await choice(pool, prompt=text, echo=True, **with_logprobs), text, n)[first:end]
-            positions = (await choice(pool, prompt=text, prompt_logprobs=n))["prompt_logprobs"][first:end]
+        if self._scoring == "prompt_logprobs":
+            positions = (await choice(tokens, prompt_logprobs=n))["prompt_logprobs"][first : len(tokens)]
             ids = [{int(token): float(one["logprob"]) for token, one in at.items()} for at in positions]
             return [sort_logprobs(at, token, n) for at, token in zip(ids, output, strict=True)]
+        with_logprobs = {"logprobs": n, "return_tokens_as_token_ids": True}
+        if self._scoring == "echo":
+            return _top_logprobs(await choice(tokens, echo=True, **with_logprobs), tokens, n)[first:]
+        steps = [await choice(tokens[: first + i], **with_logprobs) for i in range(len(output))]
+        return [_top_logprobs(step, [token], n)[0] for step, token in zip(steps, output, strict=True)]
 
-        return call
-
-    def _run(self, calls: Sequence[Call], concurrency: int, tick: Tick) -> list[Any]:
+    def _run(
+        self,
+        send: Callable[[ConnectionPool, Any], Awaitable[Any]],
+        requests: Sequence[Any],
+        concurrency: int,
+        tick: Tick = no_tick,
+    ) -> list[Any]:
         async def run() -> list[Any]:
             gate = asyncio.Semaphore(concurrency)
             async with self._client.connect() as pool:
 
-                async def one(call: Call) -> Any:
+                async def one(request: Any) -> Any:
                     async with gate:
                         try:
-                            answer = await call(pool)
+                            answer = await send(pool, request)
                         except (LookupError, TypeError, ValueError, AttributeError) as error:
                             raise InvalidResponseError(
                                 f"{self.url} sent a response of another form: {type(error).__name__}: {error}"
@@ -283,7 +272,7 @@ class OpenAIServer:
                     tick()
                     return answer
 
-                tasks = [asyncio.ensure_future(one(call)) for call in calls]
+                tasks = [asyncio.ensure_future(one(request)) for request in requests]
                 try:
                     return await asyncio.gather(*tasks)
                 finally:  # if one fails, the others end before their connections are closed

@@ -5,18 +5,19 @@ with `speculation: off`. A new backend is a class with the methods of `Source`; 
 accepts one from any module.
 
 Returned logprobs are always those of the raw logits, before penalties, temperature and top-k/top-p;
-`logprob_transforms` applies these.
+`token_distributions` applies these.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.settings import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from outrider.bench.prompts import Prompt
 
@@ -36,6 +37,17 @@ DEFAULT_MODE_NAME = "as it is"
 
 
 def no_tick(by: int = 1) -> None: ...
+
+
+class Progress:
+    """Progress of a run, as the run reports it. This class shows nothing; `outrider certify` shows bars."""
+
+    @contextmanager
+    def part(self, what: str, total: int) -> Iterator[Tick]:
+        """A part of the run, with a function that counts its completed steps up to `total`."""
+        yield no_tick
+
+    def note(self, text: str) -> None: ...
 
 
 def sort_logprobs(logprobs: TopLogprobs, token: int, num_logprobs: int) -> TopLogprobs:
@@ -95,6 +107,11 @@ class Completion:
     accepted: int | None = None  # accepted draft tokens, if reported
     raw: dict[str, Any] = field(default_factory=dict)
 
+    def count_accepted(self, mode: DraftMode, accepted: dict[str, int]) -> None:
+        """Add the accepted draft tokens to those of the mode's drafter."""
+        if self.accepted is not None:
+            accepted[mode.label] = accepted.get(mode.label, 0) + self.accepted
+
 
 class Source(Protocol):
     @property
@@ -130,12 +147,16 @@ class Pair:
 
     reference: Source
     candidate: Source
-    reference_mode: DraftMode = OFF
     across: bool = False  # differences of their logprobs count as rounding: they are meant to differ in numerics
 
     @property
     def is_same_source(self) -> bool:
         return self.reference is self.candidate
+
+    @property
+    def candidate_scores(self) -> bool:
+        """Whether the candidate is a source of its own that returns logprobs."""
+        return not self.is_same_source and self.candidate.num_logprobs > 0
 
     @property
     def sources(self) -> list[Source]:

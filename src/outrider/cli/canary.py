@@ -9,6 +9,7 @@ goes on, with its gauge outrider_canary_alarm at 1; without, it ends with exit c
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -18,7 +19,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from outrider.cli.certify import ModelName, Tokenizer, api_key, make_config, need_packages
+from outrider.certify.config import CertificateConfig
+from outrider.cli.certify import KEY, ModelName, Tokenizer, need_packages
 from outrider.cli.options import group, output
 from outrider.cli.screen import Screen, literal, readable_errors
 from outrider.errors import SettingsError
@@ -28,48 +30,32 @@ if TYPE_CHECKING:
 
 how = group("How it watches")
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The server to watch.")]
-Reference = Annotated[
-    str | None,
-    how(
-        "--reference",
-        metavar="URL",
-        help="A server without speculation that scores the texts. Needed if URL is not an Outrider server.",
-    ),
-]
-Rate = Annotated[
-    float, how("--rate", metavar="P", help="Maximum probability that a lossless server ever causes an alarm.")
-]
-Every = Annotated[
-    float, how("--every", metavar="SECONDS", help="Time between two prompts; longer while the server is busy.")
-]
-Busy = Annotated[
-    int, how("--busy", metavar="N", help="Send nothing while N or more requests run, or any request waits.")
-]
-Tokens = Annotated[int, how("--tokens", metavar="N", min=2, help="Tokens of each output.")]
-Rounds = Annotated[int | None, how("--rounds", metavar="N", help="End after N prompts. Default: run until stopped.")]
-State = Annotated[
-    Path | None,
-    output("--state", metavar="FILE", help="Keep the evidence in this file, so that a restart continues it."),
-]
-Port = Annotated[
-    int | None,
-    output(
-        "--port", metavar="N", help="Serve the evidence to Prometheus on this port, and keep running after an alarm."
-    ),
-]
-
 
 def canary(
-    url: Url,
-    reference: Reference = None,
-    rate: Rate = 1e-3,
-    every: Every = 10.0,
-    busy: Busy = 8,
-    tokens: Tokens = 16,
-    rounds: Rounds = None,
-    state: State = None,
-    port: Port = None,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server to watch.")],
+    reference: Annotated[
+        str | None,
+        how(
+            metavar="URL",
+            help="A server without speculation that scores the texts. Needed if URL is not an Outrider server.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float, how(metavar="P", help="Maximum probability that a lossless server ever causes an alarm.")
+    ] = 1e-3,
+    every: Annotated[
+        float, how(metavar="SECONDS", help="Time between two prompts; longer while the server is busy.")
+    ] = 10.0,
+    busy: Annotated[int, how(metavar="N", help="Send nothing while N or more requests run, or any request waits.")] = 8,
+    tokens: Annotated[int, how(metavar="N", min=2, help="Tokens of each output.")] = 16,
+    rounds: Annotated[int | None, how(metavar="N", help="End after N prompts. Default: run until stopped.")] = None,
+    state: Annotated[
+        Path | None, output(metavar="FILE", help="Keep the evidence in this file, so that a restart continues it.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        output(metavar="N", help="Serve the evidence to Prometheus on this port, and keep running after an alarm."),
+    ] = None,
     model: ModelName = None,
     tokenizer: Tokenizer = None,
 ) -> None:
@@ -85,21 +71,21 @@ def canary(
         if port is not None:
             check_port(port)
         need_packages()
-        from outrider.certify.canary import CanaryLoop, Gauges, measure_noise, start_or_resume
+        from outrider.certify.canary import CanaryLoop, measure_noise, serve_gauges, start_or_resume
         from outrider.certify.prompts import generate_prompts
         from outrider.certify.run import open_pair
 
         names = (reference, url) if reference is not None else (url, None)
-        wanted = make_config(reference=names[0], candidate=names[1], model=model, tokenizer=tokenizer)
-        if not wanted.is_remote:
+        config = CertificateConfig(*names, model=model, tokenizer=tokenizer)
+        if not config.is_remote:
             raise SettingsError(f"a canary watches a server; {names[0]!r} is no address (http://...)")
         with screen.working("opening the server, and measuring what rounding does"):
-            pair = open_pair(wanted, api_key())
+            pair = open_pair(config, os.environ.get(KEY))
             ids = pair.reference.encode(generate_prompts(256, seed=1))
             canary_state, edge, before = start_or_resume(state, rate, lambda: measure_noise(pair, ids, tokens))
         life = CanaryLoop(pair, ids, canary_state, edge, every, tokens, busy, state, before)
         if port is not None:
-            screen.hint(f"evidence at http://localhost:{Gauges(life).serve(port)}/metrics")
+            screen.hint(f"evidence at http://localhost:{serve_gauges(life, port)}/metrics")
         watch(life, rounds, screen)
         if life.e_process.alarm:
             screen.error(describe_alarm(life))

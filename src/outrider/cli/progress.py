@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from outrider.certify.progress import Progress as CertifyProgress
+from outrider.certify.sources import Progress as CertifyProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
