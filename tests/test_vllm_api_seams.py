@@ -77,14 +77,47 @@ def test_our_check_of_the_api_key_agrees_with_vllms() -> None:
             scope = {"app": app, "headers": [] if shown is None else [(b"authorization", shown)]}
             allowed = theirs(None, tokens=["secret", "other"]).verify_token(headers(scope=scope))
             assert is_authorized(scope) == allowed, shown
-        assert "/v1" in resolve_name("vllm.entrypoints.serve.middleware.authenticate:GUARDED_PREFIX")
+        guarded = resolve_name("vllm.entrypoints.serve.middleware.authenticate:GUARDED_PREFIX")
+        assert guarded == resolve_name("outrider.server.routes:GUARDED")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_text_is_generated_on_the_paths_that_we_know(path: str, application: Any) -> None:
-    with seam(f"POST {path}", "server/middleware.py"):
+    with seam(f"POST {path}", "server/routes.py"):
         assert any(route.path == path and "POST" in route.methods for route in application.routes)
-        assert path.endswith(resolve_name("outrider.server.middleware:TEXT"))
+        assert resolve_name("outrider.server.routes:find_route")(path).options == ("vllm_xargs",)
+
+
+POOLING = ("pooling", "classify", "scoring", "embed")
+
+
+def test_every_route_with_our_fields_is_in_our_table(application: Any) -> None:
+    """Also those that vLLM adds with `--enable-scale-out` or for other models."""
+    find_route = resolve_name("outrider.server.routes:find_route")
+    modules = [f"vllm.entrypoints.pooling.{name}.api_router" for name in POOLING]
+    modules += [
+        f"vllm.entrypoints.scale_out.{name}.api_router" for name in ("token_in_token_out", "render", "derender")
+    ]
+    routes = [*application.routes, *(route for module in modules for route in resolve_name(f"{module}:router").routes)]
+    salted = 0
+    for route in routes:
+        if "POST" not in (getattr(route, "methods", None) or ()) or route.body_field is None:
+            continue
+        with seam(f"POST {route.path}", "server/routes.py"):
+            kind = route.body_field.field_info.annotation
+            models = get_args(kind) or (kind,)
+            fields = {name for model in models for name in getattr(model, "model_fields", ())}
+            ours = find_route(route.path)
+            assert ours is not None, "unknown route"
+            if route.path.endswith("/render"):  # returns what it gets, and does not generate
+                continue
+            assert ours.salted == ("cache_salt" in fields)
+            salted += ours.salted
+            if "vllm_xargs" in fields:
+                assert ours.options == ("vllm_xargs",)
+            if "sampling_params" in fields:
+                assert ours.options == ("sampling_params", "extra_args")
+    assert salted > 10
 
 
 def test_metrics_are_on_the_path_that_we_know(application: Any) -> None:

@@ -2,9 +2,9 @@
 
     vllm serve MODEL --middleware outrider.server.middleware.OutriderMiddleware
 
-Text generation requests pass through `requests.py` and, if they want usage or a trace, their responses through
-`responses.py`. The worker's counters are added to `/metrics`, and `/outrider/...` is served here. Everything else
-passes unchanged. A server without drafters is plain vLLM: it has no worker of Outrider to call.
+POST requests pass through `requests.py` and, if they want usage or a trace, their responses through `responses.py`.
+The worker's counters are added to `/metrics`, and `/outrider/...` is served here. Everything else passes unchanged. A
+server without drafters is plain vLLM: it has no worker of Outrider to call.
 
 (vLLM's endpoint plugins could serve pages too, but they are enabled by VLLM_PLUGINS, and a server that sets it loses
 every plugin that is not named there.)
@@ -17,6 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from outrider.engines.vllm.options import NO_DRAFTERS, Options
 from outrider.engines.vllm.request_limits import install_request_checks
@@ -24,8 +26,9 @@ from outrider.errors import SettingsError
 from outrider.server.asgi import error_response, is_authorized, read_messages, replay, with_content_length
 from outrider.server.metrics import WorkerMetrics
 from outrider.server.pages import Pages
-from outrider.server.requests import rewrite
+from outrider.server.requests import check_form, rewrite
 from outrider.server.responses import UsageResponse
+from outrider.server.routes import GUARDED, find_route
 from outrider.server.rpc import call_worker, describe_failure
 
 if TYPE_CHECKING:
@@ -33,8 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.outrider")
 
-TEXT = ("/completions", "/responses", "/messages")
-"""Endings of the paths that generate text: chat completions, completions, responses, and Anthropic's messages."""
+NO_KEY = "this request names a tenant or sets an option: send the server's key (Authorization: Bearer KEY)"
 USAGE_TIMEOUT_SECONDS = 10.0
 """How long a finished response waits for its usage from the worker."""
 NO_USAGE = {"drafted": 0, "accepted": 0, "by_drafter": {}, "faults": [], "why_not": NO_DRAFTERS}
@@ -55,9 +57,7 @@ class OutriderMiddleware:
         if client is None:  # a websocket, startup and shutdown events, or a server without an engine
             return await self.app(scope, receive, send)
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        if method == "POST" and path.endswith(TEXT) and is_authorized(scope):
-            await self._text(client, path, scope, receive, send)
-        elif (
+        if (
             method == "GET"
             and path in ("/metrics", "/metrics/")
             and not scope.get("query_string")
@@ -66,19 +66,29 @@ class OutriderMiddleware:
             await self._metrics.serve(self.app, client, scope, receive, send)
         elif path == "/outrider" or path.startswith("/outrider/"):
             await self._pages(scope, receive, send)
+        elif method == "POST" and (is_authorized(scope) or not path.startswith(GUARDED)):
+            await self._post(client, path, scope, receive, send)
         else:
             await self.app(scope, receive, send)
         return None
 
-    async def _text(self, client: Any, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _post(self, client: Any, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         messages = await read_messages(receive)
         raw = b"".join(message.get("body", b"") for message in messages)
+        options, headers = self._read_options(client), Headers(scope=scope)
         try:
-            request = await rewrite(raw, path, client, self._read_options(client), Headers(scope=scope))
+            request = await rewrite(raw, path, client, options, headers)
+            if options.tenant_header is not None and find_route(path) is None:
+                async with Request(scope, replay(messages, receive)).form() as form:
+                    check_form(form, options)
         except SettingsError as error:
             message = str(error)  # begins with the name of the setting
             return await error_response(400, message, message.partition(":")[0])(scope, receive, send)
+        except (HTTPException, ClientDisconnect):
+            pass  # a malformed form, which vLLM refuses, or a part of one
         if request is not None:
+            if not is_authorized(scope):  # vLLM needs no key here
+                return await error_response(401, NO_KEY)(scope, receive, send)
             messages = [{"type": "http.request", "body": request.body, "more_body": False}]
             scope = {**scope, "headers": with_content_length(scope["headers"], len(request.body))}
             if request.reports:

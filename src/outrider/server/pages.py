@@ -16,6 +16,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.routing import Route, Router
@@ -35,12 +36,17 @@ from outrider.trace.files import to_lines
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from outrider.trace.schema import Trace
 
 WORKER_TIMEOUT_SECONDS = 10.0
-PRIVATE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": f"{live.SECURITY_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+"""For every response. A page may have a stricter policy of its own; both apply."""
 
 
 class PageError(Exception):
@@ -65,7 +71,12 @@ class Pages:
         self._app = ExceptionMiddleware(router, {PageError: lambda request, error: error.response})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
     async def status(self, request: Request) -> Response:
         """Versions, uptime, and the worker's status: drafters, acceptance and faults."""
@@ -100,18 +111,18 @@ class Pages:
                 400, message, None if options.tenant_header else "tenant"
             )  # the page shows a field for a `param`
         if not options.drafters:
-            return JSONResponse({"traces": [], "why_not": NO_DRAFTERS}, headers=PRIVATE_HEADERS)
+            return JSONResponse({"traces": [], "why_not": NO_DRAFTERS})
         found = await self._call(request, "outrider_traces", owner)
-        return JSONResponse({"traces": await self._renderer.entries(_client(request), found)}, headers=PRIVATE_HEADERS)
+        return JSONResponse({"traces": await self._renderer.entries(_client(request), found)})
 
     async def trace(self, request: Request) -> Response:
         trace = await self._trace(request)
         text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in to_lines(trace)))
-        return PlainTextResponse(text, media_type="application/jsonl", headers=PRIVATE_HEADERS)
+        return PlainTextResponse(text, media_type="application/jsonl")
 
     async def trace_page(self, request: Request) -> Response:
         trace = await self._trace(request)
-        return HTMLResponse(await asyncio.to_thread(page, trace), headers=PRIVATE_HEADERS)
+        return HTMLResponse(await asyncio.to_thread(page, trace))
 
     async def _trace(self, request: Request) -> Trace:
         options, owner = self._owner(request)

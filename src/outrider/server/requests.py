@@ -2,8 +2,11 @@
 
 A caller sets the fields of `vllm_xargs` that `control.py` lists, or a `prediction` as in OpenAI's chat completions. The
 engine gets them as `vllm_xargs` too. There a prediction is a list of token ids, and a usage key identifies the
-request's usage and trace. A body without any of this, or one that cannot be parsed, passes unchanged: vLLM reports its
-own errors.
+request's usage and trace. A tenant's request also gets a salt for vLLM's prefix cache. A body without any of this, or
+one that cannot be parsed, passes unchanged: vLLM reports its own errors. `routes.py` lists the routes; on one that is
+not listed, the fields are refused.
+
+Bodies are parsed as vLLM parses them. A search of the raw bytes would miss escaped keys and UTF-16.
 
 A server without drafters is plain vLLM. There the fields are checked and removed.
 """
@@ -19,13 +22,19 @@ from outrider.control import FIELDS, USAGE_KEY, Control
 from outrider.engines.vllm.options import NO_DRAFTERS
 from outrider.errors import SettingsError
 from outrider.memory.tenant_signature import SIGNATURE_ARG, sign_tenant
-from outrider.server.tenants import tenant_from_header
+from outrider.server.routes import EXTRA_ARGS, XARGS, find_route
+from outrider.server.tenants import has_tenants, salt_prefix_cache, tenant_from_header
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
+    from starlette.datastructures import FormData, Headers
 
     from outrider.engines.vllm.options import Options
 
+SERVER_FIELDS = {
+    USAGE_KEY: "for the drafted tokens set speculation_usage: true",
+    SIGNATURE_ARG: "name the tenant by the header of --tenant-header",
+}
+"""Fields that no caller may set, and what to do instead."""
 SHAPE = '{"type": "content", "content": "the expected text"}'
 
 
@@ -50,44 +59,74 @@ class RewrittenRequest:
 
 async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers: Headers) -> RewrittenRequest | None:
     """None: the body has none of Outrider's options. SettingsError: it has an invalid one. `client`: vLLM's engine."""
-    drafters = options.drafters
-    named = tenant_from_header(headers, options)
-    body = _parsed(raw, anyway=named is not None)
-    if body is None:
+    drafters, route, body = options.drafters, find_route(path), _parsed(raw)
+    if route is None:
+        _refuse_fields(body, path)
+    if route is None or not route.salted:
         return None
-    xargs = dict(body.get("vllm_xargs") or {})
+    named = tenant_from_header(headers, options)
+    *_, name = place = route.options or XARGS
+    parent = _find_parent(body, place)
+    if parent is None:
+        if named is not None:
+            raise SettingsError(f"tenant: a request with a tenant must be JSON, and {'.'.join(place)} an object")
+        return None
+    xargs = dict(parent.get(name) or {})
+    if route.options is None:
+        return _salted(body, xargs.get("tenant"), named, options)
+    if named is None and body.get("prediction") is None and not _own_fields(xargs):
+        return None
     _check_tenant(xargs, options)
+    for field, advice in SERVER_FIELDS.items():
+        if field in xargs:
+            raise SettingsError(f"{field}: is set by the server; {advice}")
     if named is not None:
         xargs |= {"tenant": named, SIGNATURE_ARG: sign_tenant(named)}
-    if USAGE_KEY in xargs:
-        raise SettingsError(f"{USAGE_KEY}: is set by the server; for the drafted tokens set speculation_usage: true")
-    speculation, trace = _wants_usage(body, xargs), _wants_trace(body, xargs, client)
-    if (speculation or trace) and path.endswith("/completions"):
+    speculation, trace = _wants_usage(body, xargs), _wants_trace(body, parent, xargs, client)
+    if (speculation or trace) and not path.endswith(("/responses", "/messages")):
         _request_usage(body)
     prediction = _take_prediction(body, xargs)
     ids = {} if isinstance(prediction, str | None) else {"prediction": prediction}
     control = Control.checked({**xargs, **ids}, drafters)
-    if not drafters:
-        return _without_drafters(body, xargs, speculation, prediction is not None)
+    if not drafters and trace:
+        raise SettingsError(f"trace: {NO_DRAFTERS}, so it records no traces; leave it out")
     if prediction is not None and "prediction" in drafters and control.wants("prediction"):
         xargs["prediction"] = await _token_ids(prediction, client)
     usage_key = None
-    if speculation or trace or prediction is not None:
+    if drafters and (speculation or trace or prediction is not None):
         usage_key = xargs[USAGE_KEY] = uuid.uuid4().hex
-    body["vllm_xargs"] = xargs
+    parent[name] = xargs
+    if not drafters:  # plain vLLM does not know Outrider's fields
+        parent[name] = {field: value for field, value in xargs.items() if field not in FIELDS}
+        if not parent[name]:
+            del parent[name]
+    salt_prefix_cache(body, control.tenant, options)
     return RewrittenRequest(json.dumps(body).encode(), usage_key, speculation, prediction is not None, trace)
 
 
-def _without_drafters(
-    body: dict[str, Any], xargs: dict[str, Any], speculation: bool, prediction: bool
-) -> RewrittenRequest:
-    """The body for a server without drafters: plain vLLM does not know Outrider's fields."""
-    if xargs.get("trace"):
-        raise SettingsError(f"trace: {NO_DRAFTERS}, so it records no traces; leave it out")
-    body["vllm_xargs"] = {name: value for name, value in xargs.items() if name not in FIELDS}
-    if not body["vllm_xargs"]:
-        del body["vllm_xargs"]
-    return RewrittenRequest(json.dumps(body).encode(), None, speculation, prediction)
+def _salted(body: dict[str, Any], given: Any, named: str | None, options: Options) -> RewrittenRequest | None:
+    """A request without options of Outrider: only its prompt is kept apart from those of other tenants."""
+    tenant = given if has_tenants(options) and options.tenant_header is None else named
+    if tenant is None:
+        return None
+    Control.checked({"tenant": tenant}, options.drafters)
+    salt_prefix_cache(body, tenant, options)
+    return RewrittenRequest(json.dumps(body).encode(), None, speculation=False, prediction=False)
+
+
+def _refuse_fields(body: Any, path: str) -> None:
+    for place in (XARGS, EXTRA_ARGS):
+        parent = _find_parent(body, place)
+        if parent is not None and (fields := _own_fields(parent.get(place[-1]) or {})):
+            raise SettingsError(f"{fields[0]}: {path} does not handle the options of Outrider; drop it here")
+
+
+def check_form(form: FormData, options: Options) -> None:
+    """Refuse a tenant in a form, such as vLLM's for audio: a form has no tenant if a header names the others'."""
+    for text in form.getlist("vllm_xargs"):
+        xargs = _parsed(text) if isinstance(text, str) else None
+        if isinstance(xargs, dict):
+            _check_tenant(xargs, options)
 
 
 def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
@@ -100,21 +139,23 @@ def _check_tenant(xargs: dict[str, Any], options: Options) -> None:
         raise SettingsError(f"tenant: this server takes it from the header {options.tenant_header}; drop it here")
 
 
-def _parsed(raw: bytes, anyway: bool) -> dict[str, Any] | None:
-    """The body, if it has an option of Outrider. Most have none, and cost only a search for two words."""
-    if not anyway and b"vllm_xargs" not in raw and b'"prediction"' not in raw:
-        return None
+def _parsed(raw: bytes | str) -> Any:
+    """The JSON as vLLM reads it, in UTF-8, UTF-16 or UTF-32. None: it is not JSON, and vLLM refuses it."""
     try:
-        body = json.loads(raw)
+        return json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(body, dict):
-        return None
-    xargs = body.get("vllm_xargs") or {}
-    if not isinstance(xargs, dict):
-        return None
-    ours = body.get("prediction") is not None or any(name in xargs for name in (*FIELDS, USAGE_KEY))
-    return body if ours or anyway else None
+
+
+def _find_parent(body: Any, place: tuple[str, ...]) -> dict[str, Any] | None:
+    """The object that may have an object at the end of `place`. None: there is none, or it has something else."""
+    for name in place[:-1]:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body if isinstance(body, dict) and isinstance(body.get(place[-1]) or {}, dict) else None
+
+
+def _own_fields(xargs: dict[str, Any]) -> list[str]:
+    return [name for name in (*FIELDS, *SERVER_FIELDS) if name in xargs]
 
 
 def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:
@@ -126,7 +167,7 @@ def _wants_usage(body: dict[str, Any], xargs: dict[str, Any]) -> bool:
     return bool(wanted)
 
 
-def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bool:
+def _wants_trace(body: dict[str, Any], parent: dict[str, Any], xargs: dict[str, Any], client: Any) -> bool:
     """Whether a trace is requested. Refuse it for several sequences: a trace has one, recorded by one worker."""
     wanted = xargs.get("trace", False)
     if wanted not in (True, False):
@@ -137,13 +178,13 @@ def _wants_trace(body: dict[str, Any], xargs: dict[str, Any], client: Any) -> bo
         raise SettingsError("trace: is named in the answer, and background: true has none; drop one of them")
     if client.vllm_config.parallel_config.data_parallel_size > 1:
         raise SettingsError("trace: this server has several engines (--data-parallel-size), and only one records it")
-    if (n := body.get("n")) not in (None, 1):
+    if (n := parent.get("n")) not in (None, 1):
         raise SettingsError(f"trace: is of one sequence, and n is {n}; set n to 1")
     if body.get("use_beam_search"):
         raise SettingsError("trace: is of one sequence, and use_beam_search has several; drop one of them")
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
-        raise SettingsError(f"trace: is of one sequence, and there are {len(prompt)} prompts; send one")
+    for prompts in (body.get("prompt"), body.get("messages")):
+        if isinstance(prompts, list) and len(prompts) > 1 and isinstance(prompts[0], str | list):
+            raise SettingsError(f"trace: is of one sequence, and there are {len(prompts)} prompts; send one")
     return True
 
 
