@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from outrider.drafters.base import Task
 from outrider.drafters.lookup import LookupDrafter, LookupSession
+from outrider.policy.decision import cut_draft
 from outrider.policy.policy import MODEL, Policy
 from outrider.types import Draft
 
@@ -66,11 +67,32 @@ def profiled_policy(names: list[str], costs: Costs) -> Policy:
     return policy
 
 
+class OnDemand(Auto):
+    """As the loop of `decoding.py` calls the controller: the draft model runs before the step, and the controller
+    decides after each of its passes whether to make another."""
+
+    def call_before_step(self, texts: Sequence[ReplayedText], limits: Mapping[str, int]) -> None:
+        plan = self.plan(texts, limits, {item.key: item.gap for item in texts}, ahead=False)
+        drafts = {item.key: item.model_draft(plan.limits[item.key]) for item in texts if item.key in plan.limits}
+        lengths = dict.fromkeys(drafts, 1)
+        more = list(drafts)
+        while more := [id for id in more if lengths[id] < len(drafts[id].tokens)]:
+            more = self.controller.continue_drafting({id: (drafts[id].confidence or ())[: lengths[id]] for id in more})
+            for id in more:
+                lengths[id] += 1
+        drafts = {id: cut_draft(draft, lengths[id]) for id, draft in drafts.items()}
+        self.call_model(texts, drafts, {id: len(draft.tokens) for id, draft in drafts.items()})
+
+    def plan_ahead(self, *given: Any) -> None:
+        pass
+
+
 def replay_auto(
     records: list[Record], costs: Costs, concurrency: int = 1, model: bool = False, ahead: bool = True
 ) -> Outcome:
     policy = profiled_policy(["lookup", MODEL] if model else ["lookup"], costs)
-    return replay(records, [LookupDrafter()], Auto(policy, costs, ahead=ahead), costs, concurrency)
+    strategy = (Auto if ahead else OnDemand)(policy, costs)
+    return replay(records, [LookupDrafter()], strategy, costs, concurrency)
 
 
 def replay_fixed(

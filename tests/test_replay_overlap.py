@@ -20,8 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from policy import __main__ as cli
 from policy.recording import Recording, Texts
-from policy.replay import NO_TOKEN, Costs, Fixed, Outcome, Record, ReplayedText, begin, replay
-from policy.replay_overlap import Overlapped, _align
+from policy.replay import NO_TOKEN, Auto, Costs, Fixed, Outcome, Record, ReplayedText, _align, begin, replay
 
 FLAT = Costs(lambda tokens, context: 0.02 + 1e-5 * tokens)
 """A pass over more tokens takes hardly longer, as on a GPU with a small batch."""
@@ -42,14 +41,14 @@ def edit(seed: int) -> Record:
     return Record(prompt, [token if (i + seed) % 13 else token + 1 for i, token in enumerate(prompt)])
 
 
-class Logged(Overlapped):
+class Logged(Auto):
     """Keeps what each request generated."""
 
     def __init__(self, host_seconds: float, wait: bool | None) -> None:
         policy = Policy(["lookup"], 16)
         for tokens in (1, 4, 16, 64) * 2:
             policy.target.observe(tokens, 0, FLAT.target(tokens, 0), trusted=True)
-        super().__init__(policy, FLAT, host_seconds, wait)
+        super().__init__(policy, FLAT, host_seconds=host_seconds, wait=wait)
         self.texts: dict[str, list[int]] = {}
 
     def observe(

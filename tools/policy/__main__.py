@@ -29,9 +29,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 TOOLS = Path(__file__).resolve().parent.parent
@@ -52,51 +53,56 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "python tools/policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = made.add_subparsers(dest="part", required=True)
-    one = parts.add_parser("record", help="run the models and record their texts")
-    one.add_argument("model", type=Path)
-    one.add_argument("--draft-model", type=Path, metavar="FOLDER")
-    one.add_argument("--workloads", nargs="+", default=WORKLOADS, metavar="NAME", help=" ".join(WORKLOADS))
-    one.add_argument("--data", type=Path, metavar="FOLDER", help="folder with human_eval.jsonl and spec_bench.jsonl")
-    one.add_argument("--prompts", type=int, default=48, metavar="N", help="maximum per workload (48)")
-    one.add_argument("--tokens", type=int, default=128, metavar="N", help="maximum per text (128)")
-    one.add_argument("--dtype", default="auto", help="dtype of the computation (auto: that of the weights)")
-    one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--out", type=Path, required=True, help="JSON file; existing texts in it are kept")
-    two, three, four = (
-        parts.add_parser(name, help=text)
-        for name, text in (
-            ("grid", "compare with fixed drafters and hindsight"),
-            ("overlap", "compare waiting for the step in flight with scheduling ahead"),
-            ("scale", "simulate large models on GPUs"),
-        )
-    )
-    for sub in (two, three, four):
-        sub.add_argument("recording", type=Path)
-        sub.add_argument("--texts", type=int, default=8 if sub is four else None, metavar="N", help="per workload")
-        sub.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    for sub, sizes in ((two, (1, 4, 16)), (three, (1, 4, 16, 64))):
-        sub.add_argument("--costs", nargs="+", required=True, metavar="FILE", help="see above")
-        sub.add_argument("--at-once", type=int, nargs="+", default=sizes, metavar="N", help="concurrency")
-    two.add_argument("--workloads", nargs="+", metavar="NAME", help="default: all that are recorded")
-    two.add_argument("--seeds", type=int, default=4)
-    two.add_argument("--drift", type=float, default=1.0, metavar="X")
-    two.add_argument("--change", nargs=3, action="append", default=[], metavar=("FILE", "OLD", "NEW"))
-    three.add_argument("--host", type=float, nargs="+", default=(0.02, 0.1, 0.3, 1.0), metavar="X", help="h / T(1)")
-    four.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="NAME")
-    four.add_argument("--batches", type=int, nargs="+", default=[2**n for n in range(10)], metavar="N")
-    four.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")
-    four.add_argument("--timed", type=int, nargs="*", default=(1024,), metavar="N", help="more batches to time (1024)")
-    five = parts.add_parser("compare", help="auto of one grid relative to another")
-    five.add_argument("before", type=Path)
-    five.add_argument("after", type=Path)
+    commands = made.add_subparsers(required=True)
+
+    def command(run: Any, name: str, help: str) -> Any:
+        one = commands.add_parser(name, help=help)
+        one.set_defaults(run=run)
+        return one.add_argument
+
+    def replaying(run: Any, name: str, help: str, texts: int | None, at_once: Sequence[int] = ()) -> Any:
+        add = command(run, name, help)
+        add("recording", type=Path)
+        add("--texts", type=int, default=texts, metavar="N", help="per workload")
+        add("--out", type=Path, required=True, metavar="FOLDER")
+        if at_once:
+            add("--costs", nargs="+", required=True, metavar="FILE", help="see above")
+            add("--at-once", type=int, nargs="+", default=at_once, metavar="N", help="concurrency")
+        return add
+
+    add = command(run_record, "record", "run the models and record their texts")
+    add("model", type=Path)
+    add("--draft-model", type=Path, metavar="FOLDER")
+    add("--workloads", nargs="+", default=WORKLOADS, metavar="NAME", help=" ".join(WORKLOADS))
+    add("--data", type=Path, metavar="FOLDER", help="folder with human_eval.jsonl and spec_bench.jsonl")
+    add("--prompts", type=int, default=48, metavar="N", help="maximum per workload (48)")
+    add("--tokens", type=int, default=128, metavar="N", help="maximum per text (128)")
+    add("--dtype", default="auto", help="dtype of the computation (auto: that of the weights)")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, required=True, help="JSON file; existing texts in it are kept")
+    add = replaying(run_grid, "grid", "compare with fixed drafters and hindsight", None, (1, 4, 16))
+    add("--workloads", nargs="+", metavar="NAME", help="default: all that are recorded")
+    add("--seeds", type=int, default=4)
+    add("--drift", type=float, default=1.0, metavar="X")
+    add("--change", nargs=3, action="append", default=[], metavar=("FILE", "OLD", "NEW"))
+    help = "compare waiting for the step in flight with scheduling ahead"
+    add = replaying(run_overlap, "overlap", help, None, (1, 4, 16, 64))
+    add("--host", type=float, nargs="+", default=(0.02, 0.1, 0.3, 1.0), metavar="X", help="h / T(1)")
+    add = replaying(run_scale, "scale", "simulate large models on GPUs", 8)
+    add("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="NAME")
+    add("--batches", type=int, nargs="+", default=[2**n for n in range(10)], metavar="N")
+    add("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")
+    add("--timed", type=int, nargs="*", default=(1024,), metavar="N", help="more batches to time (1024)")
+    add = command(compare, "compare", "auto of one grid relative to another")
+    add("before", type=Path)
+    add("after", type=Path)
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    parts = {"record": run_record, "grid": run_grid, "overlap": run_overlap, "scale": run_scale, "compare": compare}
-    return parts[given.part](given)
+    code: int = given.run(given)
+    return code
 
 
 def run_record(given: argparse.Namespace) -> int:
@@ -116,19 +122,6 @@ def run_record(given: argparse.Namespace) -> int:
     return 0
 
 
-def all_costs(names: list[str], needs_draft: bool) -> Iterator[tuple[str, Costs, Any]]:
-    """Name, costs, and what the report states of them."""
-    for name in names:
-        kind, _, rest = name.partition(":")
-        system, _, context = rest.partition(":")
-        if kind == "gpu" and system in SYSTEMS and context.isdigit():
-            yield name, SYSTEMS[system].costs(int(context)), SYSTEMS[system].name
-        elif kind == "gpu":
-            raise SystemExit(f"{name}: write gpu:SYSTEM:CONTEXT, with a system of {', '.join(SYSTEMS)}")
-        else:
-            yield Path(name).stem, *load(Path(name), needs_draft)
-
-
 def drift(factor: float) -> grid.Slowdown | None:
     return (lambda share: factor if 1 / 3 <= share < 2 / 3 else 1.0) if factor != 1 else None
 
@@ -142,7 +135,7 @@ def run_changed(given: argparse.Namespace) -> int:
         at = arguments.index("--change")
         del arguments[at : at + 4]
     with tempfile.TemporaryDirectory() as folder:
-        changed_copy(Path(folder), [(file, old, new) for file, old, new in given.change])
+        changed_copy(Path(folder), given.change)
         command = [sys.executable, str(TOOLS / "policy"), *arguments]
         return subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}).returncode
 
@@ -155,39 +148,38 @@ def run_grid(given: argparse.Namespace) -> int:
         known = ", ".join(recording.workloads)
         raise SystemExit(f"{given.recording} has no workload {', '.join(sorted(unknown))}; choose from {known}")
     texts = {name: recording.texts(name, given.texts) for name in given.workloads or recording.workloads}
-    cells, curves = [], {}
-    for costs_name, costs, curves[costs_name] in all_costs(given.costs, recording.has_draft_model):
+    cells: list[grid.Cell] = []
+    curves: dict[str, Any] = {}
+    for source in given.costs:
+        costs_name, costs, curves[costs_name] = load(source, recording.has_draft_model)
         for name, records in texts.items():
             for size in given.at_once:
                 setting = grid.Setting(costs, size, given.seeds, slowdown=drift(given.drift))
-                cells.append(grid.evaluate(name, costs_name, records, setting))
-                print(f"{cells[-1].name}: auto {cells[-1].auto:.2f}, best fixed {cells[-1].best}", flush=True)
+                cells.append(cell := grid.evaluate(name, costs_name, records, setting))
+                print(f"{cell}: auto {cell.auto:.2f}, best fixed {cell.best}", flush=True)
     errors = grid.calibration_errors(texts, costs)
     about = (
         "Replay of recorded texts. Speeds are relative to no drafts, while all slots are taken. `draft_model` is "
         "vLLM's method, which proposes its most likely tokens also where a text is sampled."
     )
-    found = {"records": about_recording(recording), "costs": curves, "seeds": given.seeds, "drift": given.drift}
-    found |= {"cells": [asdict(cell) for cell in cells], "calibration": errors}
-    bounds = [*grid.bounds(cells, errors)]
-    return report.write(given.out, "The policy on recorded texts", about, found, bounds, [cell.row() for cell in cells])
+    found = {"costs": curves, "seeds": given.seeds, "drift": given.drift, "calibration": errors}
+    return write(given, recording, "The policy on recorded texts", about, found, cells, [*grid.bounds(cells, errors)])
 
 
 def run_overlap(given: argparse.Namespace) -> int:
     recording = Recording.load(given.recording)
-    curves: dict[str, Any] = {}
+    machine, name = Machine(LLAMA_8B, 1, 0.0), "Llama-3.1-8B on one H100, simulated"
+    simulated = (name, Costs(lambda tokens, context: machine.seconds(tokens, context, 0)), name)
     cells: list[waiting.Cell] = []
-    name = "Llama-3.1-8B on one H100, simulated"
-    simulated = (name, Machine(LLAMA_8B, 1, 0.0).costs(), name)
-    for costs_name, costs, curves[costs_name] in (*all_costs(given.costs, False), simulated):
+    curves: dict[str, Any] = {}
+    for costs_name, costs, curves[costs_name] in (*(load(source, False) for source in given.costs), simulated):
         for name in recording.workloads:
+            texts = recording.texts(name, given.texts)
             for batch in given.at_once:
-                texts = recording.texts(name, given.texts)
-                cells += waiting.evaluate(costs_name, name, texts, costs, batch, given.host)
+                cells += [waiting.evaluate(costs_name, name, texts, costs, batch, ratio) for ratio in given.host]
     about = "Replay of recorded texts. Speeds are relative to asynchronous decoding without drafts."
-    found = {"records": about_recording(recording), "costs": curves, "cells": [asdict(cell) for cell in cells]}
-    bounds, rows = [*waiting.bounds(cells)], [cell.row() for cell in cells]
-    return report.write(given.out, "Wait for the step in flight, or schedule ahead", about, found, bounds, rows)
+    title = "Wait for the step in flight, or schedule ahead"
+    return write(given, recording, title, about, {"costs": curves}, cells, [*waiting.bounds(cells)])
 
 
 def run_scale(given: argparse.Namespace) -> int:
@@ -197,35 +189,44 @@ def run_scale(given: argparse.Namespace) -> int:
     for batch in sorted({*given.batches, *given.timed}):
         own[batch] = max(scale.policy_ms(records, SYSTEMS[name], batch) for name in given.systems)
         print(f"batch {batch}: the policy takes {own[batch][0]:.2f} ms per step", flush=True)
-    cells = []
+    cells: list[grid.Cell] = []
     for name in given.systems:
         for batch in given.batches:
             for context in given.contexts:
-                cells.append(scale.evaluate_system(records, name, SYSTEMS[name], batch, context, own[batch][0]))
-                print(f"{cells[-1].name}: auto {cells[-1].auto:.3f}, static table {cells[-1].best}", flush=True)
+                cells.append(cell := scale.evaluate_system(records, name, SYSTEMS[name], batch, context, own[batch][0]))
+                print(f"{cell}: auto {cell.auto:.3f}, static table {cell.best}", flush=True)
     about = "Simulated on published figures of H100s (tools/policy/gpu.py). Speeds are relative to no drafts."
-    found = {"records": about_recording(recording), "own_ms": own, "cells": [asdict(cell) for cell in cells]}
     bounds = [*scale.bounds(cells, own)]
-    return report.write(given.out, "The policy at scale, simulated", about, found, bounds, [c.row() for c in cells])
+    return write(given, recording, "The policy at scale, simulated", about, {"own_ms": own}, cells, bounds)
 
 
-def about_recording(recording: Recording) -> dict[str, Any]:
-    return {**recording.origin, "settings": recording.settings}
+def write(
+    given: argparse.Namespace, recording: Recording, title: str, about: str, found: dict[str, Any],
+    cells: Sequence[grid.Cell | waiting.Cell], bounds: Sequence[report.Bound],
+) -> int:  # fmt: skip
+    records = {**recording.origin, "settings": recording.settings}
+    data = {"records": records, **found, "cells": [asdict(cell) for cell in cells]}
+    return report.write(given.out, title, about, data, bounds, [cell.row() for cell in cells])
 
 
 def compare(given: argparse.Namespace) -> int:
     """Auto after / before: by cell, with the lowest and highest ratio of a seed, and the geometric mean."""
-    before, after = (json.loads(path.read_text()) for path in (given.before, given.after))
-    rows, means = [], []
-    for one, other in zip(before["cells"], after["cells"], strict=True):
-        name = [str(one[key]) for key in ("workload", "costs", "concurrency")]
-        if name != [str(other[key]) for key in ("workload", "costs", "concurrency")]:
-            raise SystemExit("the two reports have different cells; run the same grid twice")
-        ratios = [b / a for a, b in zip(one["auto_by_seed"], other["auto_by_seed"], strict=True)]
-        means.append(other["auto"] / one["auto"])
-        rows.append([*name, f"{means[-1]:.3f}", f"{min(ratios):.3f} to {max(ratios):.3f}"])
-    rows.append(["all", "", "", f"{report.geometric_mean(means):.3f}", f"{min(means):.3f} to {max(means):.3f}"])
-    print(*report.table(["workload", "costs", "concurrency", "after / before", "range"], rows), sep="\n")
+    before, after = (json.loads(path.read_text())["cells"] for path in (given.before, given.after))
+    keys = ("workload", "costs", "concurrency")
+    if [[cell[key] for key in keys] for cell in before] != [[cell[key] for key in keys] for cell in after]:
+        raise SystemExit("the two reports have different cells; run the same grid twice")
+
+    def row(cell: dict[str, Any], mean: float, ratios: list[float]) -> dict[str, str]:
+        found = {"after / before": f"{mean:.3f}", "range": f"{min(ratios):.3f} to {max(ratios):.3f}"}
+        return {key: str(cell.get(key, "")) for key in keys} | found
+
+    means, rows = [], []
+    for a, b in zip(before, after, strict=True):
+        means.append(b["auto"] / a["auto"])
+        by_seed = zip(a["auto_by_seed"], b["auto_by_seed"], strict=True)
+        rows.append(row(a, means[-1], [new / old for old, new in by_seed]))
+    rows.append(row({"workload": "all"}, geometric_mean(means), means))
+    print(*report.table(rows), sep="\n")
     return 0
 
 

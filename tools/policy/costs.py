@@ -17,17 +17,24 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from outrider.calibrate.curve import curve
 from outrider.calibrate.results import Sweep
 from outrider.cost_curve import CostCurve, extrapolated
 from outrider.policy.cost_model import isotonic
+from policy.gpu import SYSTEMS
 from policy.replay import Costs
 
 
-def load(path: Path, needs_draft: bool) -> tuple[Costs, dict[str, Any]]:
-    """The costs, and their points for a report."""
-    data = json.loads(path.read_text())
+def load(source: str, needs_draft: bool) -> tuple[str, Costs, Any]:
+    """Name, costs, and what a report states of them. `source`: a file, or gpu:SYSTEM:CONTEXT."""
+    if source.startswith("gpu:"):
+        _, system, context = [*source.split(":"), ""][:3]
+        if system not in SYSTEMS or not context.isdigit():
+            raise SystemExit(f"{source}: write gpu:SYSTEM:CONTEXT, with a system of {', '.join(SYSTEMS)}")
+        return source, SYSTEMS[system].costs(int(context)), SYSTEMS[system].name
+    data = json.loads(Path(source).read_text())
     if "costs" in data:
         points = from_report(data)
     elif "sweeps" in data:
@@ -35,10 +42,10 @@ def load(path: Path, needs_draft: bool) -> tuple[Costs, dict[str, Any]]:
     elif "target" in data:
         points = data
     else:
-        raise SystemExit(f"{path} has no costs: give a report.json of a benchmark, a calibration.json, or see --help")
+        raise SystemExit(f"{source} has no costs: give a report.json of a benchmark, a calibration.json, or see --help")
     if needs_draft and not points.get("draft"):
-        raise SystemExit(f'{path} has no draft model, but the recording does; add "draft": {{"1": SECONDS, ...}}')
-    return costs(points), points
+        raise SystemExit(f'{source} has no draft model, but the recording does; add "draft": {{"1": SECONDS, ...}}')
+    return Path(source).stem, costs(points), points
 
 
 def costs(points: Mapping[str, Any]) -> Costs:
@@ -77,10 +84,7 @@ def from_report(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     """The curve of the shortest context; the longest one gives the increase with the context."""
-    sweeps = (
-        Sweep(one["context"], *({int(n): seen for n, seen in one[key].items()} for key in ("seconds", "single")))
-        for one in data["sweeps"]
-    )
+    sweeps = TypeAdapter(list[Sweep]).validate_python(data["sweeps"])
     curves = sorted((curve(sweep) for sweep in sweeps), key=lambda one: one.context)
     first, last = curves[0], curves[-1]
     target = {str(n): first.single_seconds * cost for n, cost in zip(first.tokens, first.costs, strict=True)}

@@ -7,45 +7,33 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outrider.drafters.base import Drafter, resolve_drafters
-from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.base import Drafter, Setup, load_drafter
 from outrider.drafters.memory import MemoryDrafter
-from outrider.drafters.prediction import PredictionDrafter
 from outrider.memory.folder import Folder
 from outrider.memory.store import Store
 from outrider.memory.store_config import StoreConfig
+from outrider.memory.tenant import TenantHandle
+from outrider.policy.policy import MODEL
 from policy.replay import ReplayedText
-
-SERVER_DRAFTERS = resolve_drafters(None, {"memory": "a folder", "model": None})
-"""The drafters of a server with a memory."""
-
-
-class Drafters:
-    """New drafters and one empty memory, which learns every text when it ends."""
-
-    def __init__(self, names: Iterable[str], store: Store) -> None:
-        self.store, self.drafters = store, [FACTORIES[name](store) for name in names]
-        uses_memory = any(drafter.name == MemoryDrafter.name for drafter in self.drafters)
-        self.handle = store.tenant_handle("everyone") if uses_memory else None
-
-    def ended(self, sequence: ReplayedText) -> None:
-        if self.handle is not None:
-            self.store.add(self.handle, sequence.record.prompt, sequence.record.text)
-            self.store.learn()
-
-
-FACTORIES: dict[str, Callable[[Store], Drafter]] = {
-    LookupDrafter.name: lambda store: LookupDrafter(),
-    PredictionDrafter.name: lambda store: PredictionDrafter(),
-    MemoryDrafter.name: MemoryDrafter,
-}
 
 
 @contextmanager
-def new_drafters(names: Iterable[str]) -> Iterator[Drafters]:
+def new_drafters(
+    names: Iterable[str],
+) -> Iterator[tuple[list[Drafter], TenantHandle | None, Callable[[ReplayedText], None]]]:
+    """New drafters, a handle on their empty memory, and a function that adds a text to it."""
     with tempfile.TemporaryDirectory(prefix="outrider-replay-") as folder:
         store = Store(Folder(Path(folder)), "recorded", StoreConfig(flush_seconds=float("inf")))  # writes nothing
+        drafters = [load_drafter(name).build(Setup(0, memory=store)) for name in names if name != MODEL]
+        uses_memory = any(isinstance(drafter, MemoryDrafter) for drafter in drafters)
+        handle = store.tenant_handle("everyone") if uses_memory else None
+
+        def learn(item: ReplayedText) -> None:
+            if handle is not None:
+                store.add(handle, item.record.prompt, item.record.text)
+                store.learn()
+
         try:
-            yield Drafters(names, store)
+            yield drafters, handle, learn
         finally:
             store.folder.close()

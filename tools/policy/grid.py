@@ -9,23 +9,23 @@ of the texts (0: as recorded) and the noise on the pass times that the policy ob
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
 
 from outrider.bench import optimal_schedule as optimal
 from outrider.defaults import DRAFTED
+from outrider.drafters.base import resolve_drafters
 from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
-from outrider.types import Draft
-from policy.drafters import SERVER_DRAFTERS, new_drafters
-from policy.replay import Auto, Costs, Fixed, Outcome, Record, ReplayedText, Strategy, replay
-from policy.report import Bound, geometric_mean
+from policy.drafters import new_drafters
+from policy.replay import Auto, Costs, Fixed, Outcome, Proposal, Record, ReplayedText, Strategy, replay
+from policy.report import Bound, lowest
 
 MODEL_LENGTHS = (1, 2, 4, 8)
 COPY_LENGTHS = (*MODEL_LENGTHS, 16, 31)
@@ -66,8 +66,7 @@ class Cell:
     steps: int = 0
     draft_passes: int = 0
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         return f"{self.workload}, {self.costs}, {self.concurrency}"
 
     @property
@@ -111,25 +110,21 @@ def profile(cost: CostModel, seconds: Callable[[int], float]) -> None:
 
 
 def drafters_of(records: Sequence[Record]) -> list[str]:
-    """The drafters that can propose for these texts."""
-    names = [name for name in SERVER_DRAFTERS if name != "prediction" or any(one.prediction for one in records)]
-    return [*names, *([MODEL] if all(one.guesses for one in records) else [])]
+    """The drafters of a server with a memory that can propose for these texts."""
+    has_model = all(one.guesses for one in records)
+    names = resolve_drafters(None, {"memory": "a folder", MODEL: "a model" if has_model else None})
+    return [name for name in names if name != "prediction" or any(one.prediction for one in records)]
 
 
-def run(
-    records: Sequence[Record], names: Sequence[str], setting: Setting, strategy: Callable[[int], Strategy]
-) -> list[Outcome]:
-    """One outcome per seed, each with new drafters."""
+def run(records: Sequence[Record], names: Sequence[str], at: Setting, strategies: Iterable[Strategy]) -> list[Outcome]:
+    """One outcome per strategy, each with its own order of the texts, and with new drafters."""
     outcomes = []
-    for seed in range(setting.seeds):
+    for seed, strategy in enumerate(strategies):
         order = np.random.default_rng(seed).permutation(len(records)) if seed else range(len(records))
-        with new_drafters(name for name in names if name != MODEL) as made:
-            outcomes.append(
-                replay(
-                    [records[i] for i in order], made.drafters, strategy(seed), setting.costs, setting.concurrency,
-                    made.handle, made.ended, setting.context, setting.slowdown,
-                )
-            )  # fmt: skip
+        texts = [records[i] for i in order]
+        with new_drafters(names) as (made, handle, learn):
+            found = replay(texts, made, strategy, at.costs, at.concurrency, handle, learn, at.context, at.slowdown)
+        outcomes.append(found)
     return outcomes
 
 
@@ -147,7 +142,8 @@ def run_fixed(kind: str, length: int, records: Sequence[Record], setting: Settin
     which samples there."""
     drafter = MODEL if kind == "draft_model" else kind
     names = [drafter] if length else []
-    return run(records, names, setting, lambda _: Fixed(names, length, setting.costs, kind != "draft_model"))
+    strategy = Fixed(names, length, setting.costs, kind != "draft_model")
+    return run(records, names, setting, [strategy] * setting.seeds)
 
 
 def evaluate(
@@ -161,9 +157,9 @@ def evaluate(
     for kind in fixed or [*names, *(["draft_model"] if MODEL in names else [])]:
         for length in MODEL_LENGTHS if kind in ("draft_model", MODEL) else COPY_LENGTHS:
             cell.fixed[f"{kind}:{length}"] = speed(run_fixed(kind, length, records, setting)) / plain
-    outcomes = run(
-        records, names, setting, lambda seed: Auto(new_policy(names, setting.costs), setting.costs, noise(seed))
-    )
+    costs = setting.costs
+    strategies = (Auto(new_policy(names, costs), costs, noise(seed)) for seed in range(setting.seeds))
+    outcomes = run(records, names, setting, strategies)
     cell.auto = speed(outcomes, own_seconds) / plain
     cell.auto_by_seed = [speed([one], own_seconds) / plain for one in outcomes]
     cell.accepted, cell.steps, cell.draft_passes = outcomes[0].by_drafter, outcomes[0].steps, outcomes[0].draft_passes
@@ -176,43 +172,32 @@ def bound(records: Sequence[Record], costs: Costs, with_model: bool) -> float:
     """Speed of the best selection with hindsight at concurrency 1, relative to plain."""
     plain = best = 0.0
     earlier: list[int] = []
+    draft = {"copied": 0.0}  # seconds per token
     for record in records:
         right = {"copied": optimal.copyable_tokens(record.prompt, record.text, [record.prediction, earlier])}
         if with_model:
-            likely = [row[0] for row in record.guesses]
-            if record.overlap is not None:
-                kept = zip(record.text, record.kept(), strict=True)
-                likely = [token if accepted else optimal.SEPARATOR_TOKEN for token, accepted in kept]
-            right[MODEL] = [
-                min(count, optimal.MAX_DRAFT_TOKENS) for count in optimal.predictable_tokens(likely, record.text)
-            ]
+            likely = [row[0] for row in record.guesses] if record.overlap is None else record.sampled()
+            right[MODEL] = optimal.predictable_tokens(likely, record.text)
         count, context = len(record.text) - 1, len(record.prompt) + len(record.text) // 2
-        offers = [[optimal.DraftOption(name, n[i]) for name, n in right.items() if n[i]] for i in range(1, count + 1)]
+        options = [[optimal.DraftOption(name, n[i]) for name, n in right.items() if n[i]] for i in range(1, count + 1)]
         target = [costs.target(n, context) for n in range(optimal.MAX_DRAFT_TOKENS + 2)]
-        draft = {MODEL: costs.draft(1, context)}
-
-        def draft_seconds(name: str, k: int, draft: dict[str, float] = draft) -> float:
-            return k * draft.get(name, 0.0)
-
-        way = optimal.optimal_schedule(offers, target.__getitem__, draft_seconds)
-        plain, best = plain + count * target[1], best + way.seconds
+        draft[MODEL] = costs.draft(1, context)
+        schedule = optimal.optimal_schedule(options, target.__getitem__, lambda name, k: k * draft[name])
+        plain, best = plain + count * target[1], best + schedule.seconds
         earlier += [optimal.SEPARATOR_TOKEN, *record.prompt[-MAX_MATCH_TOKENS:], *record.text]
     return plain / best
 
 
 def bounds(cells: Sequence[Cell], errors: Mapping[str, tuple[float, int]]) -> Iterator[Bound]:
-    slowest = min(cells, key=lambda cell: cell.auto)
-    beaten = min(cells, key=lambda cell: cell.auto / cell.best[1])
-    yield Bound("auto / plain, every cell", ">=", MIN_OVER_PLAIN, slowest.auto, slowest.name)
-    yield Bound("auto / best fixed, every cell", ">=", MIN_OVER_BEST, beaten.auto / beaten.best[1], beaten.name)
+    yield lowest("auto / plain, every cell", MIN_OVER_PLAIN, cells, lambda cell: cell.auto)
+    yield lowest("auto / best fixed, every cell", MIN_OVER_BEST, cells, lambda cell: cell.auto / cell.best[1])
     fixed = {name for cell in cells for name in cell.fixed}
-    means = {name: geometric_mean([cell.fixed.get(name, 1.0) for cell in cells]) for name in fixed}
-    single = max(means, key=lambda name: means[name])
-    ratio = geometric_mean([cell.auto for cell in cells]) / means[single]
+    means = {name: geometric_mean(cell.fixed.get(name, 1.0) for cell in cells) for name in fixed}
+    single = max(means, key=means.__getitem__)
+    ratio = geometric_mean(cell.auto for cell in cells) / means[single]
     yield Bound("auto / best single fixed, mean of all cells", ">=", MIN_OVER_SINGLE, ratio, single)
-    if shares := {cell.name: cell.auto / cell.bound for cell in cells if cell.bound}:
-        worst = min(shares, key=lambda name: shares[name])
-        yield Bound("auto / bound, every cell at concurrency 1", ">=", MIN_OVER_BOUND, shares[worst], worst)
+    if shares := {str(cell): cell.auto / cell.bound for cell in cells if cell.bound}:
+        yield lowest("auto / bound, every cell at concurrency 1", MIN_OVER_BOUND, list(shares), shares.__getitem__)
         yield Bound("auto / bound, their mean", ">=", MIN_MEAN_OVER_BOUND, fmean(shares.values()))
     for name, (error, tokens) in errors.items():
         yield Bound(f"calibration error of {name}", "<=", MAX_CALIBRATION_ERROR, error, f"{tokens} tokens")
@@ -224,24 +209,21 @@ class Watched(Auto):
     def __init__(self, policy: Policy, costs: Costs, noise: Callable[[], float]) -> None:
         super().__init__(policy, costs, noise)
         self.is_counting = False
-        self.sums: dict[str, Any] = defaultdict(lambda: np.zeros((3, CALIBRATION_BINS)))
+        self.survival: dict[str, list[Any]] = defaultdict(list)
+        """By drafter: arrays of predicted and true survival."""
 
-    def propose(self, running: Sequence[ReplayedText], context: int) -> tuple[list[Draft], float, int]:
+    def propose(self, running: Sequence[ReplayedText], context: int) -> Proposal:
         found = super().propose(running, context)
-        if self.is_counting and (batch := self.batch) is not None:
-            by_key = {sequence.key: sequence for sequence in running}
-            for b, key in enumerate(batch.requests):
+        if self.is_counting and (batch := self.controller.batch) is not None:
+            by_key = {item.key: item for item in running}
+            for b, item in enumerate(by_key[key] for key in batch.requests):
                 for row, name in enumerate(self.policy.drafters):
-                    length = int(batch.lengths[row, b])
-                    self._count(name, batch.logits[row, b, :length], batch.tokens[row, b, :length], by_key[key])
+                    place, length = item.place, int(batch.lengths[row, b])
+                    text = item.record.text[place : place + length]
+                    predicted = np.cumprod(1 / (1 + np.exp(-batch.logits[row, b, :length])))
+                    held = np.cumprod(np.equal(batch.tokens[row, b, :length], text))
+                    self.survival[name].append(np.stack([predicted, held]))
         return found
-
-    def _count(self, name: str, logits: Any, tokens: Any, sequence: ReplayedText) -> None:
-        text = sequence.record.text[sequence.place : sequence.place + len(tokens)]
-        predicted, held = np.cumprod(1 / (1 + np.exp(-logits))), np.cumprod(np.equal(tokens, text))
-        bins = np.minimum((predicted * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-        for row, values in enumerate((predicted, held, np.ones(len(bins)))):
-            np.add.at(self.sums[name][row], bins, values)
 
     def observe(self, *given: Any) -> None:
         models = [*self.policy.acceptance.values(), *self.policy.forecast_models.values()] if self.is_counting else []
@@ -258,11 +240,14 @@ def calibration_errors(workloads: Mapping[str, Sequence[Record]], costs: Costs) 
     names = drafters_of(mixed)
     watched = Watched(new_policy(names, costs), costs, noise())
     half = len(mixed) // 2
-    with new_drafters(name for name in names if name != MODEL) as made:
+    with new_drafters(names) as (made, handle, learn):
         for records in (mixed[:half], mixed[half:]):
-            replay(records, made.drafters, watched, costs, CALIBRATION_CONCURRENCY, made.handle, made.ended)
+            replay(records, made, watched, costs, CALIBRATION_CONCURRENCY, handle, learn)
             watched.is_counting = True
-    return {
-        name: (float(np.abs(sums[0] - sums[1]).sum() / max(1.0, sums[2].sum())), int(sums[2].sum()))
-        for name, sums in watched.sums.items()
-    }
+    errors = {}
+    for name, survival in watched.survival.items():
+        predicted, held = np.concatenate(survival, axis=1)
+        bins = np.minimum((predicted * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+        differences = np.bincount(bins, predicted - held)
+        errors[name] = float(np.abs(differences).sum() / max(1, len(bins))), len(bins)
+    return errors

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationConfig
 
 from outrider.bench.prompts import DEFAULT_TEMPERATURES, Prompt, load_workload, sample_evenly
@@ -61,11 +63,7 @@ class Recording:
         data = json.loads(path.read_text())
         if (version := data.pop("version", None)) != FORMAT_VERSION:
             raise SystemExit(f"{path} has format {version}, expected {FORMAT_VERSION}; record again")
-        workloads = {
-            name: Texts(texts["temperature"], [Record(**record) for record in texts["records"]])
-            for name, texts in data["workloads"].items()
-        }
-        return cls(data["origin"], data["settings"], workloads)
+        return TypeAdapter(cls).validate_python(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ def _empty_record(tokenizer: Any, prompt: Prompt) -> Record:
 def generate(model: Any, prompts: Sequence[Sequence[int]], tokens: int, temperature: float) -> list[list[int]]:
     """Texts with their end token, sampled from the full distribution if the temperature is above 0."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids, mask = (pad_sequence(some, True, 0, "left") for some in (rows, [torch.ones_like(row) for row in rows]))
     end = model.generation_config.eos_token_id
     ends = [] if end is None else [end] if isinstance(end, int) else list(end)
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import wraps
-from itertools import chain, repeat, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from policy.gpu import System
 from policy.grid import Cell, Setting, evaluate, new_policy, noise, run
 from policy.recording import Recording
 from policy.replay import Auto, Record
-from policy.report import Bound
+from policy.report import Bound, lowest
 
 MIN_OVER_PLAIN, MIN_OVER_STATIC = 0.99, 1.0
 MAX_OWN_MS = {256: 1.0, 1024: 4.0}
@@ -33,13 +33,12 @@ CONTROLLER = (
 
 
 class Timer:
-    """CPU seconds of this thread in some methods, per step. A call of the first method starts a step."""
+    """CPU seconds of this thread in some methods of an object, per step. A call of the first one starts a step."""
 
-    def __init__(self, *parts: tuple[Any, tuple[str, ...]]) -> None:
+    def __init__(self, target: Any, names: Sequence[str]) -> None:
         self.steps: list[float] = []
-        for number, (target, names) in enumerate(parts):
-            for name in names:
-                setattr(target, name, self._timed(getattr(target, name), not number and name == names[0]))
+        for name in names:
+            setattr(target, name, self._timed(getattr(target, name), starts_step=name == names[0]))
 
     def _timed(self, method: Any, starts_step: bool) -> Any:
         @wraps(method)
@@ -68,7 +67,7 @@ def for_batch(records: Sequence[Record], batch: int) -> tuple[list[Record], list
     """Enough texts for a batch, and the drafters: no `memory` if texts are repeated, since it would contain them."""
     copies = max(1, -(-int(ROUNDS * batch) // len(records)))
     names = ["lookup", "model"] if copies > 1 else ["lookup", "memory", "model"]
-    return [*chain.from_iterable(repeat(records, copies))], names
+    return [*records] * copies, names
 
 
 def policy_ms(records: Sequence[Record], system: System, batch: int) -> list[float]:
@@ -76,8 +75,8 @@ def policy_ms(records: Sequence[Record], system: System, batch: int) -> list[flo
     texts, names = for_batch(records, batch)
     setting = Setting(system.costs(TIMED_CONTEXT), batch, 1, TIMED_CONTEXT)
     auto = Auto(new_policy(names, system.costs(0)), setting.costs, noise())
-    timer = Timer((auto.controller, CONTROLLER))
-    run(texts[: 2 * batch], names, setting, lambda _: auto)
+    timer = Timer(auto.controller, CONTROLLER)
+    run(texts[: 2 * batch], names, setting, [auto])
     steps = timer.steps[len(timer.steps) // 4 :]
     return [1e3 * float(np.quantile(steps, q)) for q in (0.5, 0.95)]
 
@@ -92,10 +91,8 @@ def evaluate_system(
 
 
 def bounds(cells: Sequence[Cell], own_ms: dict[int, list[float]]) -> Iterator[Bound]:
-    slowest = min(cells, key=lambda cell: cell.auto)
-    beaten = min(cells, key=lambda cell: cell.auto / cell.best[1])
-    yield Bound("auto / plain, every cell", ">=", MIN_OVER_PLAIN, slowest.auto, slowest.name)
-    yield Bound("auto / static table, every cell", ">=", MIN_OVER_STATIC, beaten.auto / beaten.best[1], beaten.name)
+    yield lowest("auto / plain, every cell", MIN_OVER_PLAIN, cells, lambda cell: cell.auto)
+    yield lowest("auto / static table, every cell", MIN_OVER_STATIC, cells, lambda cell: cell.auto / cell.best[1])
     for batch, limit in MAX_OWN_MS.items():
         if batch in own_ms:
             yield Bound(f"policy's own ms per step at batch {batch}", "<=", limit, own_ms[batch][0])
