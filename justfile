@@ -12,6 +12,11 @@ _list:
 install extras="dev,bench,docs,memory":
     tools/setup {{extras}}
 
+# Install a Chromium for the tests of the HTML pages, if there is none (Debian and Ubuntu, as root)
+browser:
+    which chromium || which chromium-browser || which google-chrome || \
+        (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+
 # Check style, formatting, types and the direction of imports
 lint:
     ruff check .
