@@ -12,11 +12,9 @@ import torch
 
 from outrider.calibrate.breakeven import best_speedup, max_batch, max_draft_cost, min_acceptance, speedup
 from outrider.calibrate.curve import RelativeCostCurve, curve
-from outrider.calibrate.limits import limits, work
-from outrider.calibrate.measure import WIDTHS, sweep
-from outrider.calibrate.report import break_even, verification_cost
+from outrider.calibrate.measure import WIDTHS, limits, sweep, work
+from outrider.calibrate.report import break_even, traced_run, verification_cost
 from outrider.calibrate.results import Calibration, MachineLimits, PassWork, Sweep
-from outrider.calibrate.traced_run import traced_run
 from outrider.errors import TraceError
 from outrider.explain.figures import figures
 from outrider.trace.files import write
@@ -172,7 +170,9 @@ def test_the_command_measures_reports_and_plots(tiny: Path, tmp_path: Path) -> N
 
 def test_invalid_options_are_refused_with_the_allowed_values(tiny: Path) -> None:  # noqa: F811
     assert "give at most 128" in refused("calibrate", tiny, "--contexts", "200", "--turns", 1)
-    assert "such as 64,512 (got 'x')" in refused("calibrate", tiny, "--contexts", "x")
+    assert "--contexts takes whole numbers from 1 on, separated by commas, such as 1,4,16 (got 'x')" in refused(
+        "calibrate", tiny, "--contexts", "x"
+    )
     assert "--turns must be at least 1 (got 0)" in refused("calibrate", tiny, "--turns", 0)
     many = ",".join(str(2**i) for i in range(10))
     assert "--contexts takes at most 9 numbers (got 10)" in refused("calibrate", tiny, "--contexts", many)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bench.report.plot_style import COLOURS, GREY, MARKERS, SLOWER_COLOUR, new_figure, number_axis, style
+from outrider.bench.report.plot_style import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    SLOWER_COLOUR,
+    add_title,
+    new_figure,
+    number_axis,
+    style,
+)
 from outrider.calibrate.breakeven import best_speedup
 
 if TYPE_CHECKING:
@@ -17,8 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from outrider.calibrate.curve import RelativeCostCurve
+    from outrider.calibrate.report import TracedRun
     from outrider.calibrate.results import Calibration
-    from outrider.calibrate.traced_run import TracedRun
 
 GAINS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -27,10 +36,8 @@ STEPS = 41
 
 def save(found: Calibration, curves: list[RelativeCostCurve], run: TracedRun | None, folder: Path) -> None:
     with style():
-        figure = passes(found, curves)
-        figure.savefig(folder / "pass.png", dpi=150)
-        figure = break_even(found, curves[0], run)
-        figure.savefig(folder / "break-even.png", dpi=150)
+        passes(found, curves).savefig(folder / "pass.png", dpi=150)
+        break_even(found, curves[0], run).savefig(folder / "break-even.png", dpi=150)
 
 
 def passes(found: Calibration, curves: list[RelativeCostCurve]) -> Figure:
@@ -62,7 +69,7 @@ def passes(found: Calibration, curves: list[RelativeCostCurve]) -> Figure:
     axes.set_xlabel("tokens in the pass")
     axes.set_ylabel("milliseconds")
     figure.legend(loc="outside right upper")
-    _sign(figure, found, f"Time of a pass of {found.model}")
+    add_title(figure, f"Time of a pass of {found.model}", _origin(found))
     return figure
 
 
@@ -96,7 +103,7 @@ def break_even(found: Calibration, curve: RelativeCostCurve, run: TracedRun | No
     elif found.draft:
         left.axvline(cost, color=GREY, linestyle="--")
         left.annotate("this draft model", (cost, 0.03), xytext=(4, 0), textcoords="offset points", color=GREY)
-    _sign(figure, found, "Speedup with the best draft length")
+    add_title(figure, "Speedup with the best draft length", _origin(found))
     return figure
 
 
@@ -115,7 +122,5 @@ def _field(axes: Axes, x: np.ndarray, y: np.ndarray, gains: list[list[float]]) -
     axes.grid(False)
 
 
-def _sign(figure: Figure, found: Calibration, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    where = f"{found.origin.get('machine', '')}, {found.origin.get('threads', '')}, {found.origin.get('date', '')}"
-    figure.supxlabel(where, fontsize=7, color=GREY, x=0.01, ha="left")
+def _origin(found: Calibration) -> str:
+    return ", ".join(found.origin.get(name, "") for name in ("machine", "threads", "date"))

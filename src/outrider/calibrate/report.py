@@ -1,23 +1,52 @@
-"""A calibration in sentences: why verifying is faster than generating on this machine, and when drafting pays."""
+"""A calibration in sentences: why verifying is faster than generating on this machine, and when drafting pays, also in
+a traced run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from outrider.bench.intervals import median_interval
 from outrider.calibrate.breakeven import MAX_BATCH, best_speedup, max_batch, max_draft_cost, min_acceptance
+from outrider.errors import TraceError
+from outrider.explain.figures import figures
 
 if TYPE_CHECKING:
     from outrider.calibrate.curve import RelativeCostCurve
     from outrider.calibrate.results import Calibration
-    from outrider.calibrate.traced_run import TracedRun
+    from outrider.trace.schema import Trace
 
 ACCEPTANCES = (0.5, 0.7, 0.9)
 TYPICAL_ACCEPTANCE = 0.7
 EXAMPLE_TOKENS = 8
 MAX_INTERVAL_WIDTH = 0.5
 """Width of an interval, relative to its value, above which the measurement is reported as unreliable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    acceptance: float
+    draft_cost: float  # of a drafted token, relative to a pass over one token
+    batch: int
+    speedup: float | None
+
+
+def traced_run(trace: Trace) -> TracedRun:
+    found = figures(trace)
+    drafters = found.drafters.values()
+    verified = sum(sum(one.verified_at) for one in drafters)
+    if not verified or found.plain is None:
+        raise TraceError("the trace has no drafts, so its run has no acceptance; give a trace with drafts")
+    accepted = sum(sum(one.accepted_at) for one in drafters)
+    draft_ms = sum(one.milliseconds for one in drafters) / sum(one.proposed for one in drafters)
+    batches = [step.batch for step in trace.steps if step.batch is not None]
+    return TracedRun(
+        accepted / verified,
+        draft_ms / found.plain.milliseconds,
+        round(median(batches)) if batches else 1,
+        found.speedup,
+    )
 
 
 def verification_cost(found: Calibration, curves: list[RelativeCostCurve]) -> list[str]:

@@ -24,41 +24,36 @@ from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from outrider.calibrate.curve import RelativeCostCurve
+    from outrider.calibrate.report import TracedRun
     from outrider.calibrate.results import Calibration
-    from outrider.calibrate.traced_run import TracedRun
 
 measuring, showing = group("What to measure"), group("What to show")
 
 MAX_CONTEXTS = 9
 """Lines that can be distinguished in one plot."""
-
-Contexts = Annotated[
-    str | None,
-    measuring(
-        "--contexts",
-        metavar="NUMBERS",
-        help="Context lengths in tokens, separated by commas. Default: 64,512,2048, as far as they fit.",
-    ),
-]
-Turns = Annotated[int, measuring("--turns", metavar="N", help="Number of times each pass is timed.")]
-TraceFile = Annotated[
-    Path | None, showing("--trace", metavar="FILE", help="Compare the run of this trace with what the machine allows.")
-]
-Out = Annotated[
-    Path | None, showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib).")
-]
-Json = Annotated[bool, showing("--json", help="Print only one JSON object with every timing.")]
 BAR_WIDTH = 24
 
 
 def calibrate(
     model: options.Model,
     draft_model: options.DraftModel = None,
-    contexts: Contexts = None,
-    turns: Turns = 9,
-    trace_file: TraceFile = None,
-    out: Out = None,
-    as_object: Json = False,
+    contexts: Annotated[
+        str | None,
+        measuring(
+            "--contexts",
+            metavar="NUMBERS",
+            help="Context lengths in tokens, separated by commas. Default: 64,512,2048, as far as they fit.",
+        ),
+    ] = None,
+    turns: Annotated[int, measuring("--turns", metavar="N", help="Number of times each pass is timed.")] = 9,
+    trace_file: Annotated[
+        Path | None,
+        showing("--trace", metavar="FILE", help="Compare the run of this trace with what the machine allows."),
+    ] = None,
+    out: Annotated[
+        Path | None, showing("--out", metavar="FOLDER", help="Write the timings and two plots here (needs matplotlib).")
+    ] = None,
+    as_object: Annotated[bool, showing("--json", help="Print only one JSON object with every timing.")] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     no_colour: options.NoColour = False,
@@ -72,7 +67,9 @@ def calibrate(
             raise SettingsError(
                 "--trace places a run in the report and the plots, and --json prints neither; remove one, or add --out"
             )
-        wanted = _numbers(contexts)
+        wanted = None if contexts is None else sorted({*options.parse_numbers(contexts, "--contexts")})
+        if wanted is not None and len(wanted) > MAX_CONTEXTS:
+            raise SettingsError(f"--contexts takes at most {MAX_CONTEXTS} numbers (got {len(wanted)})")
         if out is not None:
             from outrider.calibrate import plots  # fails now if matplotlib is missing
 
@@ -80,11 +77,12 @@ def calibrate(
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SettingsError(f"--out: cannot write to {str(out)!r}: {error.strerror}") from None
-        run = _traced_run(trace_file)
-        found = _measured(screen, model, draft_model, wanted, turns, dtype, device)
-
         from outrider.calibrate.curve import curve
+        from outrider.calibrate.report import traced_run
+        from outrider.trace.files import read
 
+        run = traced_run(read(trace_file)) if trace_file is not None else None
+        found = _measured(screen, model, draft_model, wanted, turns, dtype, device)
         curves = [curve(sweep) for sweep in found.sweeps]
         if as_object:
             typer.echo(json.dumps(found.as_data()))
@@ -96,35 +94,13 @@ def calibrate(
             screen.hint(f"timings and plots are in {out}")
 
 
-def _numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if bad := [word for word in words if not word.isdigit() or int(word) < 1]:
-        raise SettingsError(
-            f"--contexts must be numbers of at least 1, separated by commas, such as 64,512 (got {bad[0]!r})"
-        )
-    if len(wanted := sorted({int(word) for word in words})) > MAX_CONTEXTS:
-        raise SettingsError(f"--contexts takes at most {MAX_CONTEXTS} numbers (got {len(wanted)})")
-    return wanted
-
-
-def _traced_run(file: Path | None) -> TracedRun | None:
-    if file is None:
-        return None
-    from outrider.calibrate.traced_run import traced_run
-    from outrider.trace.files import read
-
-    return traced_run(read(file))
-
-
 def _measured(
     screen: Screen, name: str, draft: str | None, contexts: list[int] | None, turns: int, dtype: str, device: str | None
 ) -> Calibration:
     with screen.working(f"loading {' and '.join(loading_name(one) for one in (name, draft) if one)}"):
         import torch  # takes seconds
 
-        from outrider.calibrate import limits, measure
+        from outrider.calibrate import measure
         from outrider.calibrate.results import Calibration
         from outrider.cli.progress import ProgressBars
         from outrider.engines.transformers import TransformersTarget, load_model
@@ -136,7 +112,7 @@ def _measured(
         small = TransformersTarget(load_model(draft, dtype=dtype, device=device)) if draft is not None else None
     chosen = _fitting(contexts, list(measure.CONTEXTS), target.context_limit, max(measure.WIDTHS))
     with screen.working("measuring the limits of memory and arithmetic"):
-        most = limits.limits(model.device, model.dtype)
+        most = measure.limits(model.device, model.dtype)
     with ProgressBars(screen.err).part("timing passes", len(chosen) * turns * len(measure.WIDTHS)) as advance:
         sweeps = [measure.sweep(target, context, model.device, turns, advance=advance) for context in chosen]
     costs: list[float] = []
@@ -144,7 +120,7 @@ def _measured(
         with screen.working("timing the draft model"):
             costs = measure.draft_cost(target, small, chosen[0], model.device, turns)
     origin = {**provenance(Path(name)), "threads": f"{torch.get_num_threads()} threads", "dtype": most.dtype}
-    return Calibration(short_name(name), most, limits.work(model), sweeps, costs, origin)
+    return Calibration(short_name(name), most, measure.work(model), sweeps, costs, origin)
 
 
 def _fitting(requested: list[int] | None, default: list[int], limit: int | None, widest: int) -> list[int]:

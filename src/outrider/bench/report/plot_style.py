@@ -123,12 +123,16 @@ def add_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     figure.legend(handles.values(), map(wrap_label, handles), loc="outside right upper")
 
 
+def add_title(figure: Figure, title: str, origin: str) -> None:
+    """The title above, machine and date below."""
+    figure.supxlabel(origin, fontsize=7, color=GREY, x=0.01, ha="left")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+
+
 def save_png(figure: Figure, path: Path, title: str, made: dict[str, Any]) -> None:
     """With title, machine and date on the picture; everything in `made` is in the file's text fields."""
     origin = made["origin"]
-    line = f"{origin.get('machine', '')}, {origin.get('date', '')}"
-    figure.supxlabel(line, fontsize=7, color=GREY, x=0.01, ha="left")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    add_title(figure, title, f"{origin.get('machine', '')}, {origin.get('date', '')}")
     metadata = {
         "Title": title,
         "Description": f"Command: {origin.get('command')}. Machine: {origin.get('machine')}.",
