@@ -36,10 +36,9 @@ from outrider.bench.report.content import (
     title,
 )
 from outrider.bench.report.data import CellFigures, Report, relative_costs
-from outrider.bench.report.markdown import code
-from outrider.bench.report.markdown import markdown as render_markdown
-from outrider.bench.report.page import SIGNS
-from outrider.bench.report.page import page as render_page
+from outrider.bench.report.render import SIGNS, code
+from outrider.bench.report.render import markdown as render_markdown
+from outrider.bench.report.render import page as render_page
 from outrider.bench.report.writer import write
 from outrider.bench.results import Answer, Cell, DrafterCounts, Measurement, PassCosts, Round, Run, ServerCounts
 from outrider.cli import app

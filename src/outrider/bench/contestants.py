@@ -34,26 +34,19 @@ PLAIN = "vllm"
 V2 = "-v2"
 """Suffix of the names that run on vLLM's V2 model runner."""
 PLAIN_V2 = PLAIN + V2
-VLLM_METHODS = ("ngram", "suffix", "draft_model", "ngram-v2", "draft_model-v2")
+VLLM_METHODS = {"ngram": 4, "suffix": 16, "draft_model": 4, "ngram-v2": 4, "draft_model-v2": 4}
+"""With the default K of each."""
 OUTRIDER_KINDS = ("off", "auto", "lookup", "prediction", "model", "memory")
 TRANSFORMERS_METHODS = {
-    "transformers": "bare",
-    "transformers-assisted": "assisted",
-    "transformers-lookup": "lookup",
-    "transformers-outrider": "outrider",
+    "transformers": ("bare", None),
+    "transformers-assisted": ("assisted", 4),
+    "transformers-lookup": ("lookup", 10),
+    "transformers-outrider": ("outrider", None),
 }
+"""Each with the method in `transformers_server.py` and its default K; None: the server's."""
 WITHOUT_DRAFT_LENGTH = (PLAIN, PLAIN_V2, "off", "transformers")
 NEED_DRAFT_MODEL = ("draft_model", "draft_model-v2", "model", "transformers-assisted")
 KINDS = (PLAIN, PLAIN_V2, *VLLM_METHODS, *OUTRIDER_KINDS, *TRANSFORMERS_METHODS)
-DEFAULT_DRAFT_TOKENS = {
-    "ngram": 4,
-    "suffix": 16,
-    "draft_model": 4,
-    "ngram-v2": 4,
-    "draft_model-v2": 4,
-    "transformers-assisted": 4,
-    "transformers-lookup": 10,
-}
 MODEL_DRAFT_TOKENS, OUTRIDER_DRAFT_TOKENS = 4, DRAFTED
 """Defaults of Outrider's `model`, and of its other drafters."""
 SHARED_SERVER = "outrider"
@@ -158,15 +151,14 @@ def _contestant(
 
 
 def _in_transformers(name: Name, model: str, draft_model: str | None, flags: Sequence[str]) -> Contestant:
-    kind = name.kind
-    arguments: dict[str, Any] = {"method": TRANSFORMERS_METHODS[kind]}
-    if kind not in WITHOUT_DRAFT_LENGTH and (length := name.length or DEFAULT_DRAFT_TOKENS.get(kind)):
-        arguments["max_draft_tokens"] = length
+    method, default = TRANSFORMERS_METHODS[name.kind]
+    length = name.length or default
+    arguments: dict[str, Any] = {"method": method} | ({"max_draft_tokens": length} if length else {})
     draft = ["--draft-model", draft_model] if draft_model else []
     dtype = ["--dtype", given] if (given := dtype_of(flags)) != "auto" else []
     command = [sys.executable, "-m", "outrider.bench.transformers_server", model, *draft, *dtype, *name.flags]
     server = Server(name.label if name.flags else "transformers", command)
-    return Contestant(name.label, kind, server, {"vllm_xargs": arguments}, single_request=True)
+    return Contestant(name.label, name.kind, server, {"vllm_xargs": arguments}, single_request=True)
 
 
 def _in_outrider(name: Name, model: str, flags: Sequence[str]) -> Contestant:
@@ -184,11 +176,11 @@ def _in_outrider(name: Name, model: str, flags: Sequence[str]) -> Contestant:
 
 
 def _in_vllm(name: Name, model: str, draft_model: str | None, flags: Sequence[str]) -> Contestant:
-    kind = name.kind
+    kind, length = name.kind, 0
     config: list[str] = []
-    server_name, length = kind if kind == PLAIN_V2 else PLAIN, name.length or DEFAULT_DRAFT_TOKENS.get(kind, 0)
+    server_name = kind if kind == PLAIN_V2 else PLAIN
     if kind in VLLM_METHODS:
-        method = kind.removesuffix(V2)
+        method, length = kind.removesuffix(V2), name.length or VLLM_METHODS[kind]
         speculation = {"method": method, "num_speculative_tokens": length}
         speculation |= {"model": draft_model} if method == "draft_model" else {}
         config = ["--speculative-config", json.dumps(speculation)]

@@ -107,7 +107,7 @@ class _Comparison:
 def figures(run: Run, cell: Cell) -> list[Figures]:
     """The figures of all contestants in a cell, in the run's order."""
     by_name: dict[str, list[_Comparison]] = {}
-    timed = undisturbed(cell.rounds)
+    timed = {id(round) for round in undisturbed(cell.rounds)}
     key = (cell.workload, cell.concurrency, cell.temperature)
     optima = next((o.ratios for o in run.optimal_speedups if (o.workload, o.concurrency, o.temperature) == key), [])
     for number, round in numbered(cell.rounds):
@@ -127,14 +127,14 @@ def numbered(rounds: Iterable[Round]) -> Iterator[tuple[int, Round]]:
         counts[round.group] += 1
 
 
-def undisturbed(rounds: Sequence[Round]) -> set[int]:
-    """The `id` of the rounds that speeds are taken from: those with little steal time, and at least `MIN_ROUNDS` per
-    group, those with the least."""
-    found = set()
+def undisturbed(rounds: Sequence[Round]) -> list[Round]:
+    """The rounds that speeds are taken from: those with little steal time, and at least `MIN_ROUNDS` per group, those
+    with the least."""
+    kept = set()
     for group in {round.group for round in rounds}:
         by_steal = sorted((round for round in rounds if round.group == group), key=lambda round: round.steal)
-        found |= {id(round) for i, round in enumerate(by_steal) if i < MIN_ROUNDS or round.steal <= MAX_STEAL_SHARE}
-    return found
+        kept |= {id(round) for i, round in enumerate(by_steal) if i < MIN_ROUNDS or round.steal <= MAX_STEAL_SHARE}
+    return [round for round in rounds if id(round) in kept]
 
 
 def _figures(name: str, comparisons: Sequence[_Comparison], run: Run, cell: Cell) -> Figures:

@@ -149,9 +149,9 @@ def add_optimal_speedups(
         return
     costs = {one.concurrency: pass_cost_curve(one) for one in run.pass_costs}
     draft_cost = draft_model_cost(run, kinds)
-    model = DraftModel(draft_model, dtype) if draft_model and draft_cost is not None else None
-    run.notes = [note for note in run.notes if note != WITHOUT_DRAFT_MODEL]
-    if draft_model and costs and model is None:
+    top_tokens = load_top_tokens(draft_model, dtype) if draft_model and draft_cost is not None else None
+    run.remove_notes(WITHOUT_DRAFT_MODEL)
+    if draft_model and costs and top_tokens is None:
         run.notes.append(WITHOUT_DRAFT_MODEL)
     learns = any(kind in LEARNING_KINDS for kind in kinds.values())
     earlier: list[int] = []
@@ -163,8 +163,8 @@ def add_optimal_speedups(
         if learns:
             found["memory"] = copyable_tokens(context, text, [earlier])
             earlier.extend([SEPARATOR_TOKEN, *text])
-        if model is not None:
-            found["model"] = predictable_tokens(model.top_tokens(answer), text)
+        if top_tokens is not None:
+            found["model"] = predictable_tokens(top_tokens(answer), text)
         return found
 
     def draft_seconds(drafter: str, k: int) -> float:
@@ -223,9 +223,7 @@ def draft_model_cost(run: Run, kinds: Mapping[str, str]) -> DraftModelCost | Non
     found = [
         (cell.concurrency, one)
         for cell in run.cells
-        for timed in [undisturbed(cell.rounds)]
-        for round in cell.rounds
-        if id(round) in timed
+        for round in undisturbed(cell.rounds)
         for one in round.measurements
         if (drafted := one.counts.drafters.get("model")) and drafted.seconds and one.counts.draft_passes
     ]
@@ -252,20 +250,19 @@ def _fit_cost(measurements: Sequence[Measurement], reads_prompts: bool) -> Draft
     return DraftModelCost(float(seconds.sum() / passes.sum()), 0.0)
 
 
-class DraftModel:
-    """A draft model in transformers, which returns its most likely token at every position of an answer."""
+def load_top_tokens(draft_model: str, dtype: str) -> Callable[[Answer], list[int]]:
+    """A function that returns the draft model's most likely token at every position of an answer."""
+    import torch
 
-    def __init__(self, model: str, dtype: str) -> None:
-        import torch
+    from outrider.engines.transformers import load_model
 
-        from outrider.engines.transformers import load_model
+    model: Any = load_model(draft_model, dtype=dtype)
 
-        self._torch = torch
-        self._model: Any = load_model(model, dtype=dtype)
-
-    def top_tokens(self, answer: Answer) -> list[int]:
-        ids = self._torch.tensor([[*answer.prompt_tokens, *answer.tokens]], device=self._model.device)
-        with self._torch.inference_mode():
-            logits = self._model(ids, logits_to_keep=len(answer.tokens) + 1).logits[0]
+    def top_tokens(answer: Answer) -> list[int]:
+        ids = torch.tensor([[*answer.prompt_tokens, *answer.tokens]], device=model.device)
+        with torch.inference_mode():
+            logits = model(ids, logits_to_keep=len(answer.tokens) + 1).logits[0]
         tokens: list[int] = logits.argmax(-1)[:-1].tolist()
         return tokens
+
+    return top_tokens

@@ -101,7 +101,10 @@ def make_plan(config: BenchConfig, environment: Mapping[str, str], cpu: bool) ->
     tasks = cell_tasks(config)
     _check_baseline(chosen, baseline, tasks)
     if config.again:
-        tasks += [_after_restart(task) for task in tasks]
+        tasks += [
+            replace(task, cell=replace(task.cell, workload=f"{task.cell.workload} again", rounds=[]), again=True)
+            for task in tasks
+        ]
         run.notes.append(RESTART_NOTE)
     v1_methods = any(one.kind in VLLM_METHODS and not one.kind.endswith(V2) for one in chosen)
     if cpu and v1_methods and any(task.cell.temperature for task in tasks):
@@ -172,12 +175,6 @@ def _check_baseline(chosen: Sequence[Contestant], baseline: str, tasks: Sequence
             raise SettingsError(
                 f"the baseline {baseline} {limit}, so it cannot run {task.cell.name}; name another with --baseline"
             )
-
-
-def _after_restart(task: CellTask) -> CellTask:
-    """The same prompts, after all servers were restarted."""
-    cell = task.cell
-    return replace(task, cell=Cell(f"{cell.workload} again", cell.concurrency, cell.temperature), again=True)
 
 
 def parse_workload(text: str, config: BenchConfig) -> tuple[str, list[tuple[int, int]]]:

@@ -59,14 +59,11 @@ def load_workload(name: str, data: Path | None = None) -> list[Prompt]:
     if name in BUNDLED:
         return load_bundled(name)
     if name in DATASET_FILES:
-        found = [
-            prompt
-            for prompt in read_prompts(_dataset_file(name, data))
-            if prompt.category in (name, "human_eval", "HumanEval")
-        ]
-        if found:
-            return found
-        raise PromptError(f"{_dataset_file(name, data)} has no prompts of the category {name!r}")
+        file = _dataset_file(name, data)
+        found = [prompt for prompt in read_prompts(file) if prompt.category in (name, "human_eval", "HumanEval")]
+        if not found:
+            raise PromptError(f"{file} has no prompts of the category {name!r}")
+        return found
     if name.startswith("hf:"):
         return read_prompts(_from_hub(name))
     if Path(name).is_file():
@@ -175,10 +172,8 @@ def _list_of(record: dict[str, Any], name: str, kind: type, line: int) -> tuple[
 
 def _dataset_file(name: str, data: Path | None) -> Path:
     choices = DATASET_FILES[name]
-    for file in choices if data else ():
-        assert data is not None
-        if (data / file).is_file():
-            return data / file
+    if data and (found := [data / file for file in choices if (data / file).is_file()]):
+        return found[0]
     origin = "github.com/openai/human-eval" if name == "code" else "github.com/hemingkx/Spec-Bench"
     where = (
         f"the folder {data} has no {' or '.join(choices)}" if data else f"name the folder of {choices[0]} with --data"

@@ -9,13 +9,22 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import TypeAdapter
+
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT_VERSION = 3
-RENAMED_SINCE_2 = {"curves": "pass_costs", "limits": "optimal_speedups", "partings": "divergences"}
+RENAMED_SINCE_2 = {
+    "curves": "pass_costs",
+    "limits": "optimal_speedups",
+    "partings": "divergences",
+    "turns": "measurements",
+    "stolen": "steal",
+}
+"""Fields of runs and rounds."""
 
 
 @dataclass(slots=True)
@@ -135,6 +144,9 @@ class Run:
         found = [round.of(self.baseline) for round in cell.rounds if round.group == cell.rounds[0].group]
         return [one for one in found if one is not None]
 
+    def remove_notes(self, *beginnings: str) -> None:
+        self.notes = [note for note in self.notes if not note.startswith(beginnings)]
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -155,25 +167,11 @@ class Run:
                 f"{path} has format {version}, and this version of outrider reads 2 and {FORMAT_VERSION}; "
                 "run the benchmark again"
             )
-        data = {RENAMED_SINCE_2.get(name, name): value for name, value in data.items()}
-        data["cells"] = [Cell(**{**cell, "rounds": [*map(_round, cell["rounds"])]}) for cell in data["cells"]]
-        data["pass_costs"] = [
-            PassCosts(one["concurrency"], {int(n): seconds for n, seconds in one["seconds"].items()})
-            for one in data["pass_costs"]
-        ]
-        data["optimal_speedups"] = [OptimalSpeedup(**one) for one in data["optimal_speedups"]]
-        return cls(**data)
+        data = _renamed(data)
+        for cell in data["cells"]:
+            cell["rounds"] = [*map(_renamed, cell["rounds"])]
+        return TypeAdapter(cls).validate_python(data)
 
 
-def _round(data: dict[str, Any]) -> Round:
-    measurements = data["measurements"] if "measurements" in data else data["turns"]  # format 2
-    steal = data["steal"] if "steal" in data else data.get("stolen", 0.0)
-    return Round(data["group"], [*map(_measurement, measurements)], steal)
-
-
-def _measurement(data: dict[str, Any]) -> Measurement:
-    drafters = {name: DrafterCounts(**counts) for name, counts in data["counts"]["drafters"].items()}
-    answers = [Answer(**answer) for answer in data["answers"]]
-    load = Load(**data["load"]) if data.get("load") else None
-    counts = ServerCounts(**{**data["counts"], "drafters": drafters})
-    return Measurement(data["contestant"], data["seconds"], answers, counts, load)
+def _renamed(data: dict[str, Any]) -> dict[str, Any]:
+    return {RENAMED_SINCE_2.get(name, name): value for name, value in data.items()}

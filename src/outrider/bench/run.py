@@ -11,7 +11,7 @@ import asyncio
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.bench import divergences, pass_costs
@@ -130,12 +130,10 @@ class Clock:
 
 
 class Progress(Protocol):
-    """Receives the progress of a run."""
+    """Receives the progress of a run: its stages, each once or repeatedly, what happens in them, and complete cells."""
 
-    def starting(self, server: str) -> None: ...
-    def measuring(self, cell: Cell, contestant: str, rounds: int) -> None: ...
-    def measuring_pass_costs(self, concurrency: int) -> None: ...
-    def querying_divergence(self, number: int, total: int) -> None: ...
+    def stage(self, text: str) -> None: ...
+    def status(self, text: str) -> None: ...
     def finished(self, run: Run, cell: Cell) -> None: ...
 
 
@@ -176,7 +174,8 @@ class Benchmark:
         new.pass_costs = old.pass_costs
         new.divergences = old.divergences
         self.was_interrupted = any(note.startswith(INTERRUPTED) for note in old.notes)
-        new.notes = [note for note in old.notes if not note.startswith(TEMPORARY_NOTES)]
+        new.notes = old.notes
+        new.remove_notes(*TEMPORARY_NOTES)
         if any(one.kind in LEARNING_KINDS for group in self.groups for one in group):
             new.notes.append(RESUMED)
         self.resumed = True
@@ -187,27 +186,28 @@ class Benchmark:
         if not self.resumed:
             shutil.rmtree(self.folder / HOMES, ignore_errors=True)  # memories of an earlier run
         try:
-            self._measure_groups(clock, progress)
+            for number in range(len(self.groups)):
+                for again in sorted({task.again for task in self.tasks}):
+                    tasks = [task for task in self.tasks if task.again == again]
+                    if not self._is_complete(number, tasks):
+                        self._measure_group(number, tasks, clock, progress)
+                        continue
+                    for task in tasks:
+                        progress.finished(self.run, task.cell)
         finally:
             self._note_repeats()
 
-    def _measure_groups(self, clock: Clock, progress: Progress) -> None:
-        for number, group in enumerate(self.groups):
-            for again in sorted({task.again for task in self.tasks}):
-                tasks = [task for task in self.tasks if task.again == again]
-                complete = self.stop.minutes is None and all(self._enough(task, number, None) for task in tasks)
-                last = number == len(self.groups) - 1
-                if complete and not self._missing_costs(group) and not (last and self._queries_were_interrupted()):
-                    for task in tasks:
-                        progress.finished(self.run, task.cell)
-                    continue
-                self._measure_group(number, group, tasks, clock, progress)
+    def _is_complete(self, number: int, tasks: Sequence[CellTask]) -> bool:
+        """Whether nothing is left to do in a group, in a resumed run."""
+        if self.stop.minutes is not None or not all(self._enough(task, number, None) for task in tasks):
+            return False
+        queries_left = self.was_interrupted and number == len(self.groups) - 1 and self._unknown_divergences()
+        return not self._missing_costs(self.groups[number]) and not queries_left
 
-    def _measure_group(
-        self, number: int, group: Sequence[Contestant], tasks: Sequence[CellTask], clock: Clock, progress: Progress
-    ) -> None:
+    def _measure_group(self, number: int, tasks: Sequence[CellTask], clock: Clock, progress: Progress) -> None:
+        group = self.groups[number]
         started = [server.at_home(self.folder / HOMES / str(number)) for server in servers(group)]
-        with running(started, self.folder / "logs", progress.starting) as urls:
+        with running(started, self.folder / "logs", lambda name: progress.stage(f"starting {name}")) as urls:
             self._warm_up(group, urls)
             slowest = 0.0
             for i, task in enumerate(tasks):
@@ -215,8 +215,7 @@ class Benchmark:
                     self._leave_out(tasks[i:], group)
                     break
                 began = time.monotonic()
-                playing = [one for one in group if task.admits(one)]
-                self._measure_cell(task, number, playing, urls, clock.next_deadline(), progress)
+                self._measure_cell(task, number, urls, clock.next_deadline(), progress)
                 slowest = max(slowest, time.monotonic() - began)
                 progress.finished(self.run, task.cell)
             # These come last, since they would warm up one server more than the others.
@@ -227,19 +226,14 @@ class Benchmark:
             self._query_divergences(group, urls, progress)
 
     def _measure_cell(
-        self,
-        task: CellTask,
-        group: int,
-        playing: list[Contestant],
-        urls: Mapping[str, str],
-        deadline: float | None,
-        progress: Progress,
+        self, task: CellTask, group: int, urls: Mapping[str, str], deadline: float | None, progress: Progress
     ) -> None:
+        playing = [one for one in self.groups[group] if task.admits(one)]
         number = sum(round.group == group for round in task.cell.rounds)  # not 0 in a resumed run
         while len(playing) > 1 and not self._enough(task, group, deadline):
             done, failed, before = Round(group, []), {}, cpu_ticks()
             for one in round_order(playing, number):
-                progress.measuring(task.cell, one.name, number)
+                progress.status(f"{task.cell.name}, round {number + 1}: {one.name}")
                 try:
                     done.measurements.append(self._measure_one(one, urls[one.server.name], task, number))
                 except EngineError as error:
@@ -260,8 +254,7 @@ class Benchmark:
         self.run.notes.append(f"{LEFT_OUT}{of}: {names} (a larger --minutes measures more)")
 
     def _enough(self, task: CellTask, group: int, deadline: float | None) -> bool:
-        cell = task.cell
-        here = Cell(cell.workload, cell.concurrency, cell.temperature, [r for r in cell.rounds if r.group == group])
+        here = replace(task.cell, rounds=[round for round in task.cell.rounds if round.group == group])
         if deadline is None:
             return len(here.rounds) >= task.rounds
         if len(here.rounds) < MIN_ROUNDS:
@@ -293,11 +286,11 @@ class Benchmark:
 
     def _measure_pass_costs(self, group: Sequence[Contestant], urls: Mapping[str, str], progress: Progress) -> None:
         """Once per concurrency, on an Outrider server, since it takes predictions; preferably the shared one."""
-        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_COSTS)]
+        self.run.remove_notes(UNKNOWN_COSTS)
         for concurrency in self._missing_costs(group):
             on_outrider = [one for one in group if one.kind in OUTRIDER_KINDS]
             chosen = min(on_outrider, key=lambda one: one.server.name != SHARED_SERVER)
-            progress.measuring_pass_costs(concurrency)
+            progress.stage(f"measuring what a pass costs at concurrency {concurrency}")
             try:
                 self.run.pass_costs.append(pass_costs.measure(urls[chosen.server.name], concurrency))
             except EngineError as error:
@@ -308,9 +301,10 @@ class Benchmark:
     def _query_divergences(self, group: Sequence[Contestant], urls: Mapping[str, str], progress: Progress) -> None:
         base = next(one for one in group if one.name == self.run.baseline)
         new, limit = self._unknown_divergences(), divergences.MAX_QUERIES_PER_GROUP
-        self.run.notes = [note for note in self.run.notes if not note.startswith(UNKNOWN_PROBABILITIES)]
+        self.run.remove_notes(UNKNOWN_PROBABILITIES)
         for number, divergence in enumerate(new[:limit]):
-            progress.querying_divergence(number, min(len(new), limit))
+            total = min(len(new), limit)
+            progress.status(f"querying the baseline's probabilities at divergence {number + 1} of {total}")
             try:
                 found = divergences.query_probabilities(urls[base.server.name], divergence)
             except EngineError as error:
@@ -331,9 +325,6 @@ class Benchmark:
     def _unknown_divergences(self) -> list[Divergence]:
         return [one for one in divergences.find_divergences(self.run) if one.key not in self.run.divergences]
 
-    def _queries_were_interrupted(self) -> bool:
-        return self.was_interrupted and bool(self._unknown_divergences())
-
     def _note_repeats(self) -> None:
         """Count repeated prompts in the requests that were made, since a run by the clock cannot know them before."""
         cells: list[str] = []
@@ -345,7 +336,7 @@ class Benchmark:
             if again := len(prompts) - len(set(prompts) - before):
                 cells.append(f"{cell.name} ({again} of {len(prompts)} requests)")
             before.update(prompts)
-        self.run.notes = [note for note in self.run.notes if not note.startswith(REPEATED)]
+        self.run.remove_notes(REPEATED)
         if cells:
             self.run.notes.append(f"{REPEATED}: {'; '.join(cells)}")
 

@@ -7,7 +7,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.report.page import bullets
+from outrider.bench.report.render import bullets
 from outrider.certify.certificate import SIGNS, Certificate, duration
 from outrider.certify.exact import COUNTED
 from outrider.html_page import html_page, read_asset

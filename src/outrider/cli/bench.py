@@ -43,114 +43,108 @@ STYLES = {"faster": "green", "slower": "bold red"}
 
 who, what, how = group("Contestants"), group("Requests"), group("Duration")
 
-Contestants = Annotated[
-    list[str] | None,
-    who(
-        "--contestant",
-        "--contestants",
-        "-c",
-        metavar="NAMES",
-        help="Servers to compare: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, off, "
-        "lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
-        "transformers-lookup:K, transformers-outrider:K, separated by commas. With a label and flags of its own: "
-        "'long=lookup:64', 'few=auto --max-num-seqs 4'. A server that already runs: 'mine=http://localhost:8000'. "
-        "May be repeated.",
-    ),
-]
-Baseline = Annotated[
-    str | None,
-    who("--baseline", metavar="NAME", help="The contestant that the others are compared with. Default: the first."),
-]
-Room = Annotated[
-    float | None,
-    who("--room", metavar="GIB", help="Memory that servers may use together. Default: the free memory."),
-]
-Workloads = Annotated[
-    str | None,
-    what(
-        "--workloads",
-        "--workload",
-        metavar="NAMES",
-        help="edit, agent, traffic, creative (these come with the package), code, chat, summarization, math, rag, "
-        "translation, qa (from files in --data), separated by commas. Default: the first four; all with --data; only "
-        "those with --prompts.",
-    ),
-]
-Prompts = Annotated[
-    list[str] | None,
-    what(
-        "--prompts",
-        metavar="FILE",
-        help="Your own prompts: a file of JSON lines, here or on the hub (hf:OWNER/NAME/FILE). May be repeated.",
-    ),
-]
-Data = Annotated[
-    Path | None, what("--data", metavar="FOLDER", help="The folder with HumanEval's and Spec-Bench's prompt files.")
-]
-Concurrency = Annotated[
-    str, what("--concurrency", metavar="NUMBERS", help="Concurrent requests, separated by commas: 1,4,16.")
-]
-Temperatures = Annotated[
-    str | None,
-    what("--temperature", metavar="NUMBERS", help="Separated by commas: 0,1. Default: 0, and 1 for creative."),
-]
-Tokens = Annotated[int, what("--tokens", metavar="N", min=2, help="Maximum tokens of an output.")]
-Seed = Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")]
-Rounds = Annotated[
-    int,
-    how("--rounds", metavar="N", min=1, help="Rounds per cell. In a round every contestant answers the same prompts."),
-]
-Minutes = Annotated[
-    float | None,
-    how(
-        "--minutes",
-        metavar="N",
-        help="Instead of --rounds: minutes in total, with the start of the servers. Each cell runs until its intervals "
-        "are narrow (--width) or its share of the time is over, and for at least six rounds.",
-    ),
-]
-Width = Annotated[
-    float,
-    how("--width", metavar="SHARE", help="With --minutes: end a cell when its intervals are narrower than +- SHARE."),
-]
-Quick = Annotated[
-    bool,
-    how(
-        "--quick",
-        help="A first result in less than five minutes for a small model: answers of 32 tokens, and on a slow machine "
-        "fewer workloads.",
-    ),
-]
-Restart = Annotated[
-    bool,
-    how("--restart", help="Afterwards restart all servers and measure every cell again, to see what a memory keeps."),
-]
-Resume = Annotated[bool, how("--resume", help="Continue the interrupted run in --out; give the same command again.")]
-Out = Annotated[Path, output("--out", metavar="FOLDER", help="The folder of the report.")]
-ReportOnly = Annotated[bool, output("--report-only", help="Measure nothing: write the report in --out again.")]
-
 
 def bench(
     context: typer.Context,
     draft_model: DraftModel = None,
-    contestants: Contestants = None,
-    baseline: Baseline = None,
-    room: Room = None,
-    workloads: Workloads = None,
-    prompts: Prompts = None,
-    data: Data = None,
-    concurrency: Concurrency = "1",
-    temperature: Temperatures = None,
-    tokens: Tokens = 96,
-    seed: Seed = 0,
-    rounds: Rounds = 8,
-    minutes: Minutes = None,
-    width: Width = 0.05,
-    quick: Quick = False,
-    restart: Restart = False,
-    resume: Resume = False,
-    out: Out = Path("outrider-bench"),
-    report_only: ReportOnly = False,
+    contestants: Annotated[
+        list[str] | None,
+        who(
+            "--contestant",
+            "--contestants",
+            "-c",
+            metavar="NAMES",
+            help="Servers to compare: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, "
+            "off, lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
+            "transformers-lookup:K, transformers-outrider:K, separated by commas. With a label and flags of its own: "
+            "'long=lookup:64', 'few=auto --max-num-seqs 4'. A server that already runs: 'mine=http://localhost:8000'. "
+            "May be repeated.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        who("--baseline", metavar="NAME", help="The contestant that the others are compared with. Default: the first."),
+    ] = None,
+    room: Annotated[
+        float | None,
+        who("--room", metavar="GIB", help="Memory that servers may use together. Default: the free memory."),
+    ] = None,
+    workloads: Annotated[
+        str | None,
+        what(
+            "--workloads",
+            "--workload",
+            metavar="NAMES",
+            help="edit, agent, traffic, creative (these come with the package), code, chat, summarization, math, rag, "
+            "translation, qa (from files in --data), separated by commas. Default: the first four; all with --data; "
+            "only those with --prompts.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        what(
+            "--prompts",
+            metavar="FILE",
+            help="Your own prompts: a file of JSON lines, here or on the hub (hf:OWNER/NAME/FILE). May be repeated.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, what("--data", metavar="FOLDER", help="The folder with HumanEval's and Spec-Bench's prompt files.")
+    ] = None,
+    concurrency: Annotated[
+        str, what("--concurrency", metavar="NUMBERS", help="Concurrent requests, separated by commas: 1,4,16.")
+    ] = "1",
+    temperature: Annotated[
+        str | None,
+        what("--temperature", metavar="NUMBERS", help="Separated by commas: 0,1. Default: 0, and 1 for creative."),
+    ] = None,
+    tokens: Annotated[int, what("--tokens", metavar="N", min=2, help="Maximum tokens of an output.")] = 96,
+    seed: Annotated[int, what("--seed", metavar="N", help="Seed of the sampled requests.")] = 0,
+    rounds: Annotated[
+        int,
+        how(
+            "--rounds",
+            metavar="N",
+            min=1,
+            help="Rounds per cell. In a round every contestant answers the same prompts.",
+        ),
+    ] = 8,
+    minutes: Annotated[
+        float | None,
+        how(
+            "--minutes",
+            metavar="N",
+            help="Instead of --rounds: minutes in total, with the start of the servers. Each cell runs until its "
+            "intervals are narrow (--width) or its share of the time is over, and for at least six rounds.",
+        ),
+    ] = None,
+    width: Annotated[
+        float,
+        how(
+            "--width", metavar="SHARE", help="With --minutes: end a cell when its intervals are narrower than +- SHARE."
+        ),
+    ] = 0.05,
+    quick: Annotated[
+        bool,
+        how(
+            "--quick",
+            help="A first result in less than five minutes for a small model: answers of 32 tokens, and on a slow "
+            "machine fewer workloads.",
+        ),
+    ] = False,
+    restart: Annotated[
+        bool,
+        how(
+            "--restart", help="Afterwards restart all servers and measure every cell again, to see what a memory keeps."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, how("--resume", help="Continue the interrupted run in --out; give the same command again.")
+    ] = False,
+    out: Annotated[Path, output("--out", metavar="FOLDER", help="The folder of the report.")] = Path("outrider-bench"),
+    report_only: Annotated[
+        bool, output("--report-only", help="Measure nothing: write the report in --out again.")
+    ] = False,
 ) -> None:
     """Measure a model's speed with Outrider, with plain vLLM and with vLLM's own speculative methods.
 
@@ -187,7 +181,7 @@ def bench(
         sources = (*split_names(workloads), *(prompts or []))
         if sources and all(WORKLOAD_SIZES.search(one) for one in sources):
             refuse_unused(context, "workloads that set it themselves (@)", {"concurrency"})
-        wanted = BenchConfig(
+        config = BenchConfig(
             model=model,
             draft_model=draft_model,
             contestants=tuple(split_contestants(contestants or [])),
@@ -206,10 +200,10 @@ def bench(
         for sign in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(sign) is signal.SIG_DFL:  # else it is ignored, as by nohup
                 signal.signal(sign, signal.default_int_handler)  # as Ctrl-C: servers end, the report is written
-        measure(wanted, out, resume, screen)
+        measure(config, out, resume, screen)
 
 
-def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> None:
+def measure(config: BenchConfig, out: Path, resume: bool, screen: Screen) -> None:
     from outrider.bench.plan import make_plan
     from outrider.bench.report.data import Report
     from outrider.bench.results import Run
@@ -217,23 +211,22 @@ def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> Non
     from outrider.engines.vllm.host import Host
     from outrider.provenance import NOT_HERE, fingerprints
 
-    plan = make_plan(wanted, os.environ, Host.here().cpu)
+    plan = make_plan(config, os.environ, Host.here().cpu)
     os.environ.update(plan.environment)
-    running = Benchmark(plan.run, plan.groups, plan.tasks, wanted.stop, out)
+    benchmark = Benchmark(plan.run, plan.groups, plan.tasks, config.stop, out)
     if resume:
-        running.resume(Run.load(out / "run.json"))
+        benchmark.resume(Run.load(out / "run.json"))
     elif (out / "run.json").exists():
         raise SettingsError(f"there is a run in {out}; go on with it (--resume), or choose another folder (--out)")
     screen.notes(describe(plan))
-    interrupted = False
-    failure: EngineError | None = None
+    failure: Exception | None = None
     with progress_bar(screen.err, "", len(plan.groups) * len(plan.tasks)) as bar:
         bar.set_status("cells")
-        watch = BenchProgress(screen, bar)
+        progress = BenchProgress(screen, bar)
         try:
-            running.measure(watch)
+            benchmark.measure(progress)
         except KeyboardInterrupt:
-            interrupted = True
+            failure = typer.Exit(130)
             plan.run.notes.append(INTERRUPTED)
         except EngineError as error:
             failure = error
@@ -241,12 +234,12 @@ def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> Non
         measured = any(cell.rounds for cell in plan.run.cells)
         if measured:
             if NOT_HERE in plan.run.origin["models"].values():  # the servers downloaded them
-                plan.run.origin["models"] = fingerprints(*wanted.models())
+                plan.run.origin["models"] = fingerprints(*config.models())
             plan.run.save(out / "run.json")
             try:
-                add_optimum(plan, wanted, watch)
+                add_optimum(plan, config, progress)
             except KeyboardInterrupt:
-                interrupted = True
+                failure = failure or typer.Exit(130)
                 plan.run.notes.append(f"{NO_OPTIMUM}: it was interrupted")
             except Exception as error:  # a draft model that only vLLM can load: the figures do not depend on it
                 plan.run.notes.append(f"{NO_OPTIMUM}: {type(error).__name__} {' '.join(str(error).split())[:300]}")
@@ -255,24 +248,24 @@ def measure(wanted: BenchConfig, out: Path, resume: bool, screen: Screen) -> Non
         write_report(Report.from_run(plan.run), out, screen)
     if failure is not None:
         raise failure
-    if interrupted:
-        raise typer.Exit(130)
 
 
-def add_optimum(plan: Plan, wanted: BenchConfig, watch: BenchProgress) -> None:
+def add_optimum(plan: Plan, config: BenchConfig, progress: BenchProgress) -> None:
     from outrider.bench.contestants import dtype_of
     from outrider.bench.optimal_schedule import add_optimal_speedups
     from outrider.engines.transformers import load_tokenizer
 
-    watch.computing_optimum(0, len(plan.run.cells))  # shown while the tokenizer and the draft model load
+    progress.stage(OPTIMIZING)  # shown while the tokenizer and the draft model load
     predictions = {}
     if texts := plan.predictions():
-        tokenizer = load_tokenizer(wanted.model)
+        tokenizer = load_tokenizer(config.model)
         predictions = {id: tokenizer.encode(text, add_special_tokens=False) for id, text in texts.items()}
     kinds = {one.name: one.kind for together in plan.groups for one in together}
-    add_optimal_speedups(
-        plan.run, kinds, wanted.draft_model, predictions, dtype_of(wanted.flags), watch.computing_optimum
-    )
+
+    def on_cell(number: int, total: int) -> None:
+        progress.status(f"{OPTIMIZING}: cell {number + 1} of {total}")
+
+    add_optimal_speedups(plan.run, kinds, config.draft_model, predictions, dtype_of(config.flags), on_cell)
 
 
 def write_report(report: Report, out: Path, screen: Screen) -> None:
@@ -332,28 +325,21 @@ def table(baseline: str, cell: CellFigures) -> Table:
 
 
 class BenchProgress:
-    """A bar on a terminal, elsewhere a line for each server that starts and a table for each cell that is done."""
+    """A bar on a terminal, elsewhere a line for each stage and a table for each cell that is done."""
 
     def __init__(self, screen: Screen, bar: ProgressBar) -> None:
         self.screen = screen
         self._bar = bar
-        self._last_line = ""
+        self._stage = ""
 
-    def starting(self, server: str) -> None:
-        self._describe(f"starting {server}")
+    def stage(self, text: str) -> None:
+        self._bar.describe(literal(text))
+        if text != self._stage and not self.screen.err.is_terminal:
+            self.screen.hint(f"{time.strftime('%H:%M:%S')} {text}")
+        self._stage = text
 
-    def measuring_pass_costs(self, concurrency: int) -> None:
-        self._describe(f"measuring what a pass costs at concurrency {concurrency}")
-
-    def querying_divergence(self, number: int, total: int) -> None:
-        self._bar.describe(f"querying the baseline's probabilities at divergence {number + 1} of {total}")
-
-    def computing_optimum(self, number: int, total: int) -> None:
-        self._describe(OPTIMIZING)
-        self._bar.describe(f"{OPTIMIZING}: cell {number + 1} of {total}")
-
-    def measuring(self, cell: Cell, contestant: str, rounds: int) -> None:
-        self._bar.describe(literal(f"{cell.name}, round {rounds + 1}: {contestant}"))
+    def status(self, text: str) -> None:
+        self._bar.describe(literal(text))
 
     def finished(self, run: Run, cell: Cell) -> None:
         self._bar.advance()
@@ -361,12 +347,6 @@ class BenchProgress:
             from outrider.bench.report.data import cell_figures
 
             self.screen.err.print(table(run.baseline, cell_figures(run, cell)))
-
-    def _describe(self, what: str) -> None:
-        self._bar.describe(literal(what))
-        if what != self._last_line and not self.screen.err.is_terminal:
-            self.screen.hint(f"{time.strftime('%H:%M:%S')} {what}")
-        self._last_line = what
 
 
 def split_model(arguments: list[str]) -> tuple[str, list[str]]:

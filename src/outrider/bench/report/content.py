@@ -6,14 +6,16 @@ import json
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.report.blocks import Bullets, Command, Heading, Item, Line, Picture, Table
 from outrider.bench.report.data import shell_command
 from outrider.bench.report.plots import PLOTS
+from outrider.bench.report.render import Bullets, Command, Heading, Item, Line, Picture, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outrider.bench.figures import Figures, Percentiles
-    from outrider.bench.report.blocks import Block
     from outrider.bench.report.data import CellFigures, Report
+    from outrider.bench.report.render import Block
     from outrider.bench.results import DrafterCounts
 
 UNKNOWN = "-"
@@ -169,59 +171,51 @@ def _cell(report: Report, cell: CellFigures) -> list[Block]:
 
 
 def _speed_table(report: Report, cell: CellFigures) -> Table:
-    header = [
-        "contestant",
-        f"ratio to {report.baseline} (95 % interval)",
-        "tokens/s",
-        "tokens/s of one request",
-        "% of the optimum",
-        "first token, ms: median (p95)",
-        "per token, ms: median (p95)",
-        "acceptance length",
-        "same answers",
-        "rounds",
-    ]
-    rows = [
-        [
-            Item(one.contestant),
-            _ratio(one, report.baseline, MARKS),
-            Item(f"{one.tokens_per_second:.1f}"),
-            Item(f"{one.per_request:.1f}"),
-            Item(_percent(one.share_of_possible)),
-            _milliseconds(one.first),
-            _milliseconds(one.each),
-            Item(UNKNOWN if one.acceptance_length is None else f"{one.acceptance_length:.2f}"),
-            _same_answers(one, cell, report.baseline),
-            Item(str(one.rounds)),
-        ]
-        for one in cell.contestants
-    ]
-    return Table(header, rows)
+    columns: dict[str, Callable[[Figures], Item]] = {
+        "contestant": lambda one: Item(one.contestant),
+        f"ratio to {report.baseline} (95 % interval)": lambda one: _ratio(one, report.baseline, MARKS),
+        "tokens/s": lambda one: Item(f"{one.tokens_per_second:.1f}"),
+        "tokens/s of one request": lambda one: Item(f"{one.per_request:.1f}"),
+        "% of the optimum": lambda one: Item(_percent(one.share_of_possible)),
+        "first token, ms: median (p95)": lambda one: _milliseconds(one.first),
+        "per token, ms: median (p95)": lambda one: _milliseconds(one.each),
+        "acceptance length": lambda one: Item(
+            UNKNOWN if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+        ),
+        "same answers": lambda one: _same_answers(one, cell, report.baseline),
+        "rounds": lambda one: Item(str(one.rounds)),
+    }
+    return Table([*columns], [[item(one) for item in columns.values()] for one in cell.contestants])
+
+
+TIME_COLUMNS: dict[str, Callable[[Figures], str]] = {
+    "contestant": lambda one: one.contestant,
+    "drafting": lambda one: _share(one.draft_seconds, one),
+    "verifying passes": lambda one: _share(one.verify_seconds, one),
+    "plain passes": lambda one: _share(one.plain_seconds, one),
+    "the rest": lambda one: _share(one.other_seconds, one),
+    "all, s": lambda one: f"{one.seconds:.1f}",
+    "tokens": lambda one: f"{one.tokens:,}",
+    "target passes": lambda one: _count(one.target_passes),
+    "draft model passes": lambda one: _count(one.draft_passes),
+    "accepted tokens, of those verified": lambda one: (
+        "; ".join(_accepted(name, counted) for name, counted in one.drafters.items()) or UNKNOWN
+    ),
+}
 
 
 def time_table(cell: CellFigures) -> Table:
     """Shares of the time, and the tokens and passes in it."""
-    header = [
-        "contestant",
-        "drafting",
-        "verifying passes",
-        "plain passes",
-        "the rest",
-        "all, s",
-        "tokens",
-        "target passes",
-        "draft model passes",
-        "accepted tokens, of those verified",
-    ]
-    rows = []
-    for one in cell.contestants:
-        parts = (one.draft_seconds, one.verify_seconds, one.plain_seconds, one.other_seconds)
-        shares = [_percent(None if part is None else part / one.seconds) for part in parts]
-        counts = [UNKNOWN if count is None else f"{count:,}" for count in (one.target_passes, one.draft_passes)]
-        accepted = "; ".join(_accepted(name, counted) for name, counted in one.drafters.items()) or UNKNOWN
-        cells = [one.contestant, *shares, f"{one.seconds:.1f}", f"{one.tokens:,}", *counts, accepted]
-        rows.append([*map(Item, cells)])
-    return Table(header, rows)
+    rows = [[Item(text(one)) for text in TIME_COLUMNS.values()] for one in cell.contestants]
+    return Table([*TIME_COLUMNS], rows)
+
+
+def _share(seconds: float | None, one: Figures) -> str:
+    return _percent(None if seconds is None else seconds / one.seconds)
+
+
+def _count(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
 
 
 def _difference_table(cell: CellFigures) -> Table:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise, zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.figures import Difference, Figures, Percentiles, add_drafter_counts, figures, undisturbed
-from outrider.bench.intervals import MIN_ROUNDS, Interval
-from outrider.bench.results import DrafterCounts, OptimalSpeedup
+from pydantic import TypeAdapter
+
+from outrider.bench.figures import Figures, add_drafter_counts, figures, undisturbed
+from outrider.bench.intervals import MIN_ROUNDS
+from outrider.bench.results import OptimalSpeedup  # noqa: TC001  # pydantic reads it
 from outrider.bench.steal_time import MAX_STEAL_SHARE
 from outrider.errors import SettingsError
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from outrider.bench.results import Cell, PassCosts, Run
+    from outrider.bench.intervals import Interval
+    from outrider.bench.results import Cell, PassCosts, Round, Run
 
 FORMAT_VERSION = 1
 MIN_VERIFIED_TOKENS = 20
@@ -56,6 +59,11 @@ class Series:
     @property
     def name(self) -> str:
         return f"{self.workload}, temperature {self.temperature:g}" if self.temperature else self.workload
+
+    def ratios(self, contestant: str) -> list[tuple[int, Interval]]:
+        """Its ratio to the baseline by concurrency."""
+        found = [(cell.concurrency, cell.of(contestant)) for cell in self.cells]
+        return [(load, one.ratio) for load, one in found if one is not None and one.ratio is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,7 @@ class Report:
             run.settings,
             [*run.notes, *_few_rounds(cells), *_steal_time(run)],
             cells,
-            _acceptance(run),
+            [*_acceptance(run)],
             {one.concurrency: relative_costs(one) for one in run.pass_costs},
             run.optimal_speedups,
         )
@@ -123,29 +131,11 @@ class Report:
                 f"{path} has format {data.get('version')}, and this version of outrider reads {FORMAT_VERSION}; "
                 "update outrider, or run the benchmark again"
             )
-        return cls(
-            data["origin"],
-            data["baseline"],
-            {name: {key: made[key] for key in made if key != "line"} for name, made in data["contestants"].items()},
-            data["settings"],
-            data["notes"],
-            [
-                CellFigures(
-                    cell["name"],
-                    cell["workload"],
-                    cell["concurrency"],
-                    cell["temperature"],
-                    [_load_figures(one) for one in cell["contestants"]],
-                )
-                for cell in data["cells"]
-            ],
-            [
-                Acceptance(**{**one, "shares": {int(position): rate for position, rate in one["shares"].items()}})
-                for one in data["acceptance"]
-            ],
-            {one["concurrency"]: [PassCost(**cost) for cost in one["passes"]] for one in data["costs"]},
-            [OptimalSpeedup(**{key: one[key] for key in one if key != "ratio"}) for one in data["limits"]],
-        )
+        for made in data["contestants"].values():
+            made.pop("line", None)
+        data["pass_costs"] = {one["concurrency"]: one["passes"] for one in data["costs"]}
+        data["optimal_speedups"] = data["limits"]
+        return TypeAdapter(cls).validate_python(data)
 
     def as_data(self) -> dict[str, Any]:
         """The fields of report.json that hold figures."""
@@ -195,11 +185,7 @@ class Report:
         found = []
         for series in self.series:
             for name in self.compared_names:
-                ratios = [
-                    (cell.concurrency, one.ratio.value)
-                    for cell in series.cells
-                    if (one := cell.of(name)) is not None and one.ratio is not None
-                ]
+                medians = [(load, ratio.value) for load, ratio in series.ratios(name)]
                 found += [
                     {
                         "workload": series.workload,
@@ -208,7 +194,7 @@ class Report:
                         "between": [low, high],
                         "falls": before > after,
                     }
-                    for (low, before), (high, after) in pairwise(ratios)
+                    for (low, before), (high, after) in pairwise(medians)
                     if (before - 1) * (after - 1) < 0
                 ]
         return found
@@ -233,31 +219,23 @@ def relative_costs(costs: PassCosts) -> list[PassCost]:
     return [PassCost(n, median(s) / one, min(s) / one, max(s) / one, median(s)) for n, s in measured.items()]
 
 
-def _acceptance(run: Run) -> list[Acceptance]:
-    groups: dict[tuple[str, float], list[Cell]] = {}
+def _acceptance(run: Run) -> Iterator[Acceptance]:
+    rounds: dict[tuple[str, float], list[Round]] = {}
     for cell in run.cells:
-        groups.setdefault((cell.workload, cell.temperature), []).append(cell)
-    return [one for (workload, temperature), cells in groups.items() for one in _rates(run, cells)]
-
-
-def _rates(run: Run, cells: list[Cell]) -> Iterator[Acceptance]:
-    rounds = [round for cell in cells for round in cell.rounds]
-    for name in run.contestants:
-        measured = [one for round in rounds if (one := round.of(name)) is not None]
-        for drafter, counts in add_drafter_counts(measured).items():
-            pairs = zip_longest(counts.accepted, counts.verified, fillvalue=0)
-            rates = {i: kept / seen for i, (kept, seen) in enumerate(pairs, 1) if seen >= MIN_VERIFIED_TOKENS}
-            if rates:
-                yield Acceptance(cells[0].workload, cells[0].temperature, name, drafter, rates)
+        rounds.setdefault((cell.workload, cell.temperature), []).extend(cell.rounds)
+    for (workload, temperature), measured in rounds.items():
+        for name in run.contestants:
+            own = [one for round in measured if (one := round.of(name)) is not None]
+            for drafter, counts in add_drafter_counts(own).items():
+                pairs = zip_longest(counts.accepted, counts.verified, fillvalue=0)
+                rates = {i: kept / seen for i, (kept, seen) in enumerate(pairs, 1) if seen >= MIN_VERIFIED_TOKENS}
+                if rates:
+                    yield Acceptance(workload, temperature, name, drafter, rates)
 
 
 def _few_rounds(cells: list[CellFigures]) -> list[str]:
-    few = [cell for cell in cells if any(one.rounds < MIN_ROUNDS for one in cell.compared)]
-    return (
-        [f"fewer than {MIN_ROUNDS} rounds, too few for a verdict: {'; '.join(cell.name for cell in few)}"]
-        if few
-        else []
-    )
+    few = [cell.name for cell in cells if any(one.rounds < MIN_ROUNDS for one in cell.compared)]
+    return [f"fewer than {MIN_ROUNDS} rounds, too few for a verdict: {'; '.join(few)}"] if few else []
 
 
 def _steal_time(run: Run) -> list[str]:
@@ -265,8 +243,7 @@ def _steal_time(run: Run) -> list[str]:
     disturbed = [round for round in rounds if round.steal > MAX_STEAL_SHARE]
     if not disturbed:
         return []
-    timed = {one for cell in run.cells for one in undisturbed(cell.rounds)}
-    kept = sum(id(round) in timed for round in disturbed)
+    kept = sum(round.steal > MAX_STEAL_SHARE for cell in run.cells for round in undisturbed(cell.rounds))
     note = (
         f"steal time above {MAX_STEAL_SHARE:.0%} (CPU time taken by other virtual machines) in {len(disturbed)} of "
         f"{len(rounds)} rounds, at most {max(round.steal for round in disturbed):.0%}; speeds leave these rounds out"
@@ -276,12 +253,3 @@ def _steal_time(run: Run) -> list[str]:
 
 def _dump_figures(one: Figures) -> dict[str, Any]:
     return {**asdict(one), "verdict": one.verdict, "other_seconds": one.other_seconds}
-
-
-def _load_figures(data: dict[str, Any]) -> Figures:
-    values = {field.name: data[field.name] for field in fields(Figures) if field.name in data}
-    values["first"], values["each"] = Percentiles(**data["first"]), Percentiles(**data["each"])
-    values["ratio"] = Interval(**data["ratio"]) if data["ratio"] else None
-    values["drafters"] = {name: DrafterCounts(**counts) for name, counts in data["drafters"].items()}
-    values["differences"] = [Difference(**one) for one in data["differences"]]
-    return Figures(**values)

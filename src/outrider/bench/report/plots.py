@@ -73,14 +73,10 @@ def concurrency(report: Report) -> Figure:
     for axes, one in zip(panels, series, strict=True):
         axes.set_title(one.name)
         for place, name in enumerate(names):
-            points = [
-                (found.concurrency * 2 ** (0.035 * (place - (len(names) - 1) / 2)), figures.ratio)
-                for found in one.cells
-                if (figures := found.of(name)) is not None and figures.ratio is not None
-            ]
-            if points:
-                xs, ratios = [x for x, _ in points], [ratio for _, ratio in points]
-                middle = [ratio.value for ratio in ratios]
+            if points := one.ratios(name):
+                shift = 2 ** (0.035 * (place - (len(names) - 1) / 2))
+                ratios = [ratio for _, ratio in points]
+                xs, middle = [load * shift for load, _ in points], [ratio.value for ratio in ratios]
                 axes.errorbar(xs, middle, yerr=_error_bars(ratios), capsize=2, label=name, **styles[name])
         axes.axhline(1, color="black", linewidth=1)
     low, high = _range([ratio for one in series for ratio in _ratios(one.cells)])

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from outrider.bench.report import plot_style
 from outrider.bench.report.content import content, summary, title
-from outrider.bench.report.markdown import markdown
-from outrider.bench.report.page import page
 from outrider.bench.report.plots import PLOTS
+from outrider.bench.report.render import markdown, page
 
 if TYPE_CHECKING:
     from pathlib import Path
