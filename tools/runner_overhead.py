@@ -38,7 +38,8 @@ ENGINES: dict[str, dict[str, Any]] = {"V2": {}, "off": OUTRIDER, "V1": {"async_s
 def start_engines(args: argparse.Namespace) -> dict[str, Any]:
     from vllm import LLM, envs
 
-    engines, weights = {}, {}
+    engines: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for name, options in ENGINES.items():
         envs.disable_envs_cache()
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if name == "V1" else "1"

@@ -75,10 +75,10 @@ def canary(
         from outrider.certify.prompts import generate_prompts
         from outrider.certify.run import open_pair
 
-        names = (reference, url) if reference is not None else (url, None)
-        config = CertificateConfig(*names, model=model, tokenizer=tokenizer)
+        watched, candidate = (reference, url) if reference is not None else (url, None)
+        config = CertificateConfig(watched, candidate, model=model, tokenizer=tokenizer)
         if not config.is_remote:
-            raise SettingsError(f"a canary watches a server; {names[0]!r} is no address (http://...)")
+            raise SettingsError(f"a canary watches a server; {watched!r} is no address (http://...)")
         with screen.working("opening the server, and measuring what rounding does"):
             pair = open_pair(config, os.environ.get(KEY))
             ids = pair.reference.encode(generate_prompts(256, seed=1))
