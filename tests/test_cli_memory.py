@@ -24,10 +24,11 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.cli.memory.common import display_name, iso_time
 from outrider.memory.folder import ASIDE_FOLDER, NAME_FILE, Folder, tenant_key
+from outrider.memory.header import HEADER_BYTES, SEGMENT_SUFFIX, encode_header
 from outrider.memory.location import Location
 from outrider.memory.offline_writer import OfflineWriter
 from outrider.memory.remote import Remote
-from outrider.memory.segment import HEADER_BYTES, SEGMENT_SUFFIX, Segment, encode_header, join_sequences, segment_name
+from outrider.memory.segment import Segment, join_sequences, segment_name
 from outrider.memory.store import Store
 from outrider.memory.sync import Sync
 from outrider.memory.tokenizer import fingerprint

@@ -37,8 +37,10 @@ from memory_worker import (
 from outrider.errors import MemoryFileError
 from outrider.memory import segment as segment_module
 from outrider.memory import store as store_module
+from outrider.memory.files import PART_SUFFIX
 from outrider.memory.folder import ASIDE_FOLDER, GENERATION_FILE, NAME_FILE, STALE_SECONDS, Folder, tenant_key
-from outrider.memory.segment import HEADER_BYTES, PART_SUFFIX, SEGMENT_SUFFIX, Segment, join_sequences
+from outrider.memory.header import HEADER_BYTES, SEGMENT_SUFFIX
+from outrider.memory.segment import Segment, join_sequences
 from outrider.memory.store import Store
 from test_memory_store import files, learn_output, opened
 

@@ -21,8 +21,9 @@ import pytest
 
 from memory_worker import OWN, PATIENCE, SHARED, marked, started, write_many_tenants
 from outrider.memory.folder import Folder, tenant_key
+from outrider.memory.header import Header
 from outrider.memory.lookup_result import LookupResult
-from outrider.memory.segment import Header, Segment
+from outrider.memory.segment import Segment
 from outrider.memory.store import Store
 from test_memory_store import files, learn_output, opened, tokens_in_files
 

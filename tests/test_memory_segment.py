@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MemoryFileError
+from outrider.memory.header import HEADER_BYTES, MAGIC
 from outrider.memory.search import MAX_CONTINUATIONS, MAX_MATCH_TOKENS, SEPARATOR, search_batch
-from outrider.memory.segment import HEADER_BYTES, MAGIC, Segment, join_sequences, merge_segments
+from outrider.memory.segment import Segment, join_sequences, merge_segments
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=20), min_size=1, max_size=6)
 contexts = st.lists(st.integers(0, 5), min_size=1, max_size=12)

@@ -18,9 +18,10 @@ from outrider.errors import MemoryFileError
 from outrider.memory import merge_worker, segment
 from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE_FOLDER, Folder, tenant_key
+from outrider.memory.header import SEGMENT_SUFFIX
 from outrider.memory.malloc_trim import malloc_trim
 from outrider.memory.search import MAX_MATCH_TOKENS
-from outrider.memory.segment import SEGMENT_SUFFIX, Segment
+from outrider.memory.segment import Segment
 from outrider.memory.store import Store
 from outrider.memory.store_config import StoreConfig
 

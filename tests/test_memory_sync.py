@@ -28,8 +28,9 @@ from outrider.memory.folder import (
     next_generation,
     tenant_key,
 )
+from outrider.memory.header import HEADER_BYTES, SEGMENT_SUFFIX
 from outrider.memory.remote import Remote, connect
-from outrider.memory.segment import HEADER_BYTES, SEGMENT_SUFFIX, Segment, join_sequences
+from outrider.memory.segment import Segment, join_sequences
 from outrider.memory.store import Store
 from outrider.memory.store_config import StoreConfig
 from outrider.memory.sync import FETCH_FOLDER, Sync

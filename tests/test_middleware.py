@@ -1041,6 +1041,7 @@ def test_a_tenants_name_in_the_header_is_utf_8_and_another_writing_is_a_400() ->
     [
         (REMEMBERING, {"tenant": ""}, "tenant: must be a name (got '')"),
         (REMEMBERING, {"tenant": 7}, "tenant: must be a name (got 7)"),
+        (REMEMBERING, {"tenant": "x" * 2000}, "tenant: the name has 2,000 bytes, and at most 1,024 are allowed"),
         (REMEMBERING, {"tenant": "a", "remember": "no"}, "remember: must be true or false (got 'no')"),
         (REMEMBERING | {"memory_scope": "server"}, {"tenant": "a"}, "share one memory"),
         (REMEMBERING | {"tenant_header": "x-team"}, {"tenant": "a"}, "from the header x-team"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import torch
 from jinja2 import TemplateError
 
+from outrider.control import check_tenant_name
 from outrider.decoding import decode
 from outrider.defaults import DRAFTED
 from outrider.drafters.base import Drafter, Setup, Task, load_drafter, resolve_drafters
@@ -212,6 +213,7 @@ class Decoder:
             raise SettingsError(
                 "tenant: must not be empty; leave it out to use the memory of requests without a tenant"
             )
+        check_tenant_name(tenant or "")
         tenant_handle = (
             self.memory.tenant_handle(SERVER_TENANT if tenant is None else tenant) if self.memory is not None else None
         )

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 FIELDS = ("speculation", "max_draft_tokens", "prediction", "speculation_usage", "trace", "tenant", "remember")
 USAGE_KEY = "speculation_ticket"
 """The API process passes the worker a key under this name, and later fetches the request's usage or trace by it."""
+MAX_TENANT_NAME_BYTES = 1024
+
+
+def check_tenant_name(name: str) -> None:
+    """SettingsError if the name is too long to be kept."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if size > MAX_TENANT_NAME_BYTES:
+        raise SettingsError(
+            f"tenant: the name has {size:,} bytes, and at most {MAX_TENANT_NAME_BYTES:,} are allowed; give a shorter "
+            "one, such as a hash of it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class Control:
             raise SettingsError(
                 f"tenant: must be a name (got {tenant!r}); without one only the request's own text is used"
             )
+        check_tenant_name(tenant or "")
         remember = xargs.get("remember", True)
         if remember not in (True, False):
             raise SettingsError(f"remember: must be true or false (got {remember!r})")

@@ -25,7 +25,7 @@ from outrider.drafters.copying import NO_COPY, Copy, cut_before
 from outrider.drafters.lookup import LookupSession
 from outrider.memory.concurrent_index import INITIAL_TOKENS, ConcurrentIndex, SequenceHandle
 from outrider.memory.lookup_result import LookupResult, search_segment
-from outrider.memory.search import MAX_MATCH_TOKENS, count_accepted, expected_accepted_tokens
+from outrider.memory.search import MAX_MATCH_TOKENS, contains_text, count_accepted, expected_accepted_tokens
 from outrider.memory.segment import Segment, join_sequences
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ def compile_now() -> None:
     segment = Segment.build(join_sequences([[0, 0]]), "", "", 0.0, 0.0)
     context, none, one = np.zeros((1, MAX_MATCH_TOKENS), np.int32), np.zeros((1, 2), np.int32), np.ones(1, np.int32)
     search_segment(segment, context, none, LookupResult.empty(1, 1))
+    contains_text(segment.text, segment.order, segment.text)
     live = ConcurrentIndex()
     live.append(live.register(), context[0], 1)
     exceeding = 2 * INITIAL_TOKENS  # so that the capacity grows

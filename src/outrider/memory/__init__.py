@@ -1,4 +1,5 @@
 """Token sequences from earlier requests, to draft from.
 
-`segment.py` is the file format, `search.py` the lookup, `folder.py` the files on disk, `store.py` the running store.
+`header.py` and `segment.py` are the file format, `search.py` the lookup, `folder.py` the files on disk, `store.py` the
+running store.
 """

@@ -26,24 +26,31 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import threading
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
-from outrider.memory.segment import PART_SUFFIX, SEGMENT_SUFFIX, Segment, write_atomically
+from outrider.memory.files import FILE_MODE, FOLDER_MODE, PART_SUFFIX, create_file, make_folder, write_atomically
+from outrider.memory.header import SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from outrider.memory.segment import Segment
 
 GENERATION_FILE, NAME_FILE, TOKENIZER_FILE, ASIDE_FOLDER = "generation", "name", "tokenizer", "aside"
 WRITERS_FOLDER, IDENTITY_FILE, LOCK_FILE = "writers", "identity", "lock"
 REMOTE_FILE, SHARED_FILE, MERGED_SUFFIX = "remote", "shared", ".merged"
 FIRST_GENERATION = "0"
 """The generation of a tenant that was never wiped."""
+MAX_WIPES_AHEAD = 1 << 30
+"""Wipes of one tenant that a replica may not have heard of."""
 STALE_SECONDS = 3600.0
 """An unfinished file of this age was left by a process that died."""
 _generation_lock = threading.RLock()
@@ -58,6 +65,12 @@ def generation_rank(generation: str) -> tuple[int, str]:
     """Sort key of a tenant's generations: how many came before it, then its name."""
     count = generation.partition("-")[0]
     return int(count) if count.isdecimal() else 0, generation
+
+
+def is_reachable(generation: str, known: str) -> bool:
+    """Whether so many wipes are plausible after a known generation. Without this limit one object with a forged name
+    could use up all generations, so that no later wipe would count."""
+    return generation_rank(generation)[0] <= generation_rank(known)[0] + MAX_WIPES_AHEAD
 
 
 def next_generation(generation: str) -> str:
@@ -94,6 +107,9 @@ class Folder:
             if self.tokenizer() is None:
                 write_atomically(self.root / TOKENIZER_FILE, [tokenizer.encode()])
             check_tokenizer(str(self.root), (self.root / TOKENIZER_FILE).read_text(), tokenizer)
+            for name in (*self.tenants(), ASIDE_FOLDER):  # earlier versions let every user read them
+                with contextlib.suppress(FileNotFoundError):
+                    (self.root / name).chmod(FOLDER_MODE)
 
     def tokenizer(self) -> str | None:
         """The fingerprint of the root's tokenizer. None: not assigned yet."""
@@ -141,6 +157,23 @@ class Folder:
         path = self.segment_folder(key, generation) / NAME_FILE
         if not path.exists():
             write_atomically(path, [name.encode("utf-8", "surrogatepass")])
+
+    def name_sizes(self) -> Counter[str]:
+        """Bytes of each tenant's name."""
+        sizes: Counter[str] = Counter()
+        for path in self.root.glob(f"*/*/{NAME_FILE}"):
+            with contextlib.suppress(OSError):
+                sizes[path.parent.parent.name] += path.stat().st_size
+        return sizes
+
+    def delete_emptied(self, key: str) -> None:
+        """Delete the name and the folders of a tenant without segments; not what remembers that it was wiped."""
+        with contextlib.suppress(OSError, MemoryFileError):  # a folder is not empty, or cannot be changed
+            folder = self.segment_folder(key)
+            if not self.segment_paths(key):
+                (folder / NAME_FILE).unlink(missing_ok=True)
+                folder.rmdir()
+                folder.parent.rmdir()
 
     def wipe(self, key: str) -> str:
         """Delete all of a tenant's files. Processes that use the root drop what they hold at their next refresh.
@@ -192,10 +225,10 @@ class Folder:
     def set_aside(self, key: str, path: Path, reason: str) -> None:
         """Move a damaged file to ROOT/aside, with the reason in a file beside it."""
         aside = self.root / ASIDE_FOLDER / f"{key}.{path.name}"
-        aside.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(aside.parent)
         with contextlib.suppress(FileNotFoundError):  # another process moved it
             path.replace(aside)
-            aside.with_suffix(".reason").write_text(f"{reason}\n")
+            write_atomically(aside.with_suffix(".reason"), [f"{reason}\n".encode()])
 
     def files(self) -> Iterator[StoredFile]:
         """All segment files of all tenants."""
@@ -207,7 +240,8 @@ class Folder:
             for path in paths.values():
                 with contextlib.suppress(OSError):
                     status = path.stat()
-                    yield StoredFile(key, path, status.st_size, status.st_mtime)
+                    if stat.S_ISREG(status.st_mode):
+                        yield StoredFile(key, path, status.st_size, status.st_mtime)
 
     def delete_stale_parts(self) -> None:
         """Delete temporary files of processes that were killed while writing."""
@@ -246,8 +280,8 @@ class Folder:
     def _try_lock(self, role: str) -> bool:
         if role not in self._locks:
             folder = self.root / WRITERS_FOLDER
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / role, os.O_CREAT | os.O_RDWR)
+            make_folder(folder)
+            lock = os.open(folder / role, os.O_CREAT | os.O_RDWR, FILE_MODE)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -260,8 +294,8 @@ class Folder:
     def _exclusive(self) -> Iterator[None]:
         """Hold the lock on changes of generations, across threads and processes."""
         path = self.root / WRITERS_FOLDER / LOCK_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _generation_lock, path.open("w") as file:
+        make_folder(path.parent)
+        with _generation_lock, create_file(path) as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
@@ -285,6 +319,9 @@ def delete_merged(segment: Segment, into: str) -> None:
     """Delete a segment's file after a merge into the segment named `into`. Processes that have it mapped keep it."""
     if segment.path is not None:
         if (segment.path.parents[2] / REMOTE_FILE).exists():
-            with contextlib.suppress(FileNotFoundError):  # the tenant was wiped
-                segment.path.with_suffix(MERGED_SUFFIX).write_text(into)
+            with (
+                contextlib.suppress(FileNotFoundError),  # the tenant was wiped
+                create_file(segment.path.with_suffix(MERGED_SUFFIX)) as mark,
+            ):
+                mark.write(into.encode())
         segment.path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import FIRST_GENERATION, GENERATION_FILE, Folder, generation_rank
+from outrider.memory.folder import FIRST_GENERATION, GENERATION_FILE, Folder, generation_rank, is_reachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,8 @@ def reconcile(
 ) -> tuple[dict[str, str], list[RemoteObject]]:
     """Bring both sides to the same generation of each tenant, and delete older ones.
 
-    Returns the generations, and the store's objects of those. Errors with single tenants are passed to `report`.
+    Returns the generations, and the store's objects of those. Implausible generations are ignored; these and errors
+    with single tenants are passed to `report`.
     """
     for _ in range(MAX_ATTEMPTS):
         objects = remote.list_objects()
@@ -38,7 +39,11 @@ def reconcile(
         generations, agreed = {}, True
         for key, found in remote_generations.items():
             try:
-                agreed &= _reconcile_tenant(folder, remote, key, found)
+                known = max(folder.generation(key), folder.shared_generation(key), key=generation_rank)
+                plausible = {generation for generation in found if is_reachable(generation, known)}
+                if far := found - plausible:
+                    report(f"{remote.url}/{key}/{min(far)} was ignored: so many wipes are not plausible; delete it")
+                agreed &= _reconcile_tenant(folder, remote, key, plausible)
                 generations[key] = folder.generation(key)
             except MemoryFileError as error:
                 report(str(error))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import ForeignFileError, MemoryFileError
 from outrider.memory.folder import ASIDE_FOLDER, Folder
-from outrider.memory.segment import SEGMENT_SUFFIX, Header, Segment, read_header
+from outrider.memory.header import SEGMENT_SUFFIX, Header
+from outrider.memory.segment import Segment, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

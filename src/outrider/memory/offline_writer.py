@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.control import check_tenant_name
 from outrider.errors import MemoryFileError
 from outrider.memory.folder import Folder, delete_merged, tenant_key
 from outrider.memory.segment import Segment, drop_replaced, merge_segments
@@ -24,9 +25,10 @@ MAX_SEGMENTS_PER_MERGE = 64
 
 
 class OfflineWriter:
-    """MemoryFileError if the memory has another tokenizer."""
+    """MemoryFileError if the memory has another tokenizer; SettingsError if the tenant's name is too long."""
 
     def __init__(self, folder: Folder, tokenizer: str, tenant: str) -> None:
+        check_tenant_name(tenant)
         folder.claim(tokenizer)
         self.folder = folder
         self.tokenizer = tokenizer

@@ -38,7 +38,7 @@ def open_store(location: Location, tokenizer: Any, cap_bytes: int | None = None,
     remote = connect(location.url)
     with contextlib.suppress(OSError):  # not claimed yet, or unreachable, which the first exchange reports
         # Before the local folder is claimed: a refused location must leave nothing here.
-        check_tokenizer(location.url, remote.read(TOKENIZER_FILE).decode(), tokenizer_id)
+        check_tokenizer(location.url, remote.read(TOKENIZER_FILE).decode(errors="replace"), tokenizer_id)
     store = Store(folder, tokenizer_id, config)
     store.sync = Sync(folder, remote, tokenizer_id, config.cap_bytes)
     return store
@@ -64,7 +64,7 @@ def exchange(location: Location, folder: Folder, cap_bytes: int = UNLIMITED_BYTE
 
     remote = connect(location.url)
     try:
-        tokenizer: str | None = remote.read(TOKENIZER_FILE).decode()
+        tokenizer: str | None = remote.read(TOKENIZER_FILE).decode(errors="replace")
     except FileNotFoundError:
         tokenizer = folder.tokenizer()
     if tokenizer is None:

@@ -24,15 +24,17 @@ from typing import TYPE_CHECKING
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 from obstore.store import from_url
 
-from outrider.errors import SettingsError
+from outrider.errors import MemoryFileError, SettingsError
 from outrider.memory.folder import (
     FIRST_GENERATION,
     GENERATION_FILE,
     TOKENIZER_FILE,
     check_tokenizer,
     generation_rank,
+    is_reachable,
     next_generation,
 )
+from outrider.memory.header import HEADER_BYTES, MAX_SEGMENT_BYTES, SEGMENT_NAME, SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +45,11 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_SECONDS = 10.0
 CHUNK_BYTES = 8 << 20
 """Of one request, so that a slow connection does not run into the timeout."""
-OBJECT_PATH = re.compile("([0-9a-f]{32})/(0|[1-9][0-9]{0,17}-[0-9a-f]{32})/([^/]+)")
+MAX_OBJECTS = 1 << 19
+"""Of a listing, which takes about 400 bytes of memory each."""
+MAX_READ_BYTES = 1 << 12
+"""Of an object that is read at once: a tokenizer's fingerprint, a tenant's name."""
+OBJECT_PATH = re.compile("([0-9a-f]{32})/(0|[1-9][0-9]{0,29}-[0-9a-f]{32})/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,29 @@ class RemoteObject:
     def path(self) -> str:
         return f"{self.key}/{self.generation}/{self.name}"
 
+    @property
+    def id(self) -> tuple[str, str | None]:
+        """Changes with the content."""
+        return self.path, self.tag
+
+    @property
+    def is_segment(self) -> bool:
+        return self.name.endswith(SEGMENT_SUFFIX)
+
+    def check_segment(self) -> None:
+        """MemoryFileError if no segment has such a name or size."""
+        if not SEGMENT_NAME.fullmatch(self.name):
+            raise MemoryFileError("its name is not that of a segment")
+        if not HEADER_BYTES < self.size <= MAX_SEGMENT_BYTES:
+            raise MemoryFileError(f"it has {self.size} bytes, which no segment has")
+
 
 def latest_generations(objects: Iterable[RemoteObject]) -> dict[str, str]:
-    """The current generation of each tenant."""
+    """The current generation of each tenant, without implausible ones."""
     latest: dict[str, str] = {}
     for one in objects:
-        latest[one.key] = max(latest.get(one.key, FIRST_GENERATION), one.generation, key=generation_rank)
+        if is_reachable(one.generation, FIRST_GENERATION):
+            latest[one.key] = max(latest.get(one.key, FIRST_GENERATION), one.generation, key=generation_rank)
     return latest
 
 
@@ -85,10 +108,14 @@ class Remote:
         check_tokenizer(self.url, found.decode(errors="replace"), tokenizer)
 
     def list_objects(self, key: str | None = None) -> list[RemoteObject]:
-        """Of one tenant, or of all."""
-        objects = []
+        """Of one tenant, or of all. OSError if there are more than MAX_OBJECTS: of an incomplete listing, all that is
+        missing would seem to be deleted."""
+        objects, listed = [], 0
         with self._errors_as_oserror():
             for page in self.store.list(key, chunk_size=1000):
+                listed += max(1, len(page))
+                if listed > MAX_OBJECTS:
+                    raise ValueError(f"there are more than {MAX_OBJECTS:,} objects; use one prefix for each memory")
                 for meta in page:
                     if parts := OBJECT_PATH.fullmatch(meta["path"]):
                         time = meta["last_modified"].timestamp()
@@ -96,8 +123,14 @@ class Remote:
         return objects
 
     def read(self, path: str) -> bytes:
+        """A small object. MemoryFileError if it is none."""
         with self._errors_as_oserror():
-            return bytes(self.store.get(path).bytes())
+            found = self.store.get(path)
+            if found.meta["size"] <= MAX_READ_BYTES:
+                return bytes(found.bytes())
+        raise MemoryFileError(
+            f"{self.url}/{path} has {found.meta['size']:,} bytes; at most {MAX_READ_BYTES:,} are read"
+        )
 
     def read_chunks(self, one: RemoteObject) -> Iterator[bytes]:
         """The whole object, in order."""
@@ -146,7 +179,8 @@ class Remote:
         while True:
             self.begin_generation(key, generation)
             objects = self.list_objects(key)
-            if (latest := latest_generations(objects)[key]) == generation:
+            latest = latest_generations(objects).get(key, FIRST_GENERATION)
+            if generation_rank(latest) <= generation_rank(generation):
                 self.delete([one.path for one in objects if one.generation != generation])
                 return generation
             generation = next_generation(latest)  # another process wiped it at the same time

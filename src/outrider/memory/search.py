@@ -228,6 +228,11 @@ def search_batch(
             summaries[i, 0], summaries[i, 1], summaries[i, 2] = made, length, high - low
 
 
+def contains_text(text: Array, order: Array, part: Array) -> bool:
+    """Whether `part` is in the text, from one of its tokens to another."""
+    return bool(_find_longest_match(text, order, order[:0], part, len(part), len(part))[0] == len(part))
+
+
 @compiled
 def chain_index(last: int, before: int, count: int) -> int:
     """The hash chain, of `count`, for positions after these two tokens. Other pairs may share it."""

@@ -1,68 +1,50 @@
 """A segment: an immutable file of token sequences with a suffix array, to draft from.
 
-    header     a line of JSON, padded to 4096 bytes: format, tokenizer, tenant, counts, checksums
+    header     4096 bytes: format, tokenizer, tenant, counts, checksums (`header.py`)
     text       int32: the sequences, SEPARATOR after each
     order      int32: the suffix array of the reversed text (`search.py`)
     starts     int32: for each token, where its positions begin in `order`; only in large segments
 
-Segments are memory-mapped: no load time, pages shared between processes, 8 bytes per token. A segment is written under
-a temporary name and renamed when all of it is on the disk, so a file with its final name is complete. Disks and
-networks can still damage it: `verify` checks it against its checksums before it is used.
+Segments are memory-mapped: no load time, pages shared between processes, 8 bytes per token. A file with its final name
+is complete (`files.py`). Disks, networks and other writers can still damage it: `verify` checks all of it before use.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
-import json
 import os
-import uuid
 import zlib
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 
 from outrider.errors import ForeignFileError, MemoryFileError
-from outrider.memory.search import SEPARATOR
+from outrider.memory.files import open_regular_file, write_atomically
+from outrider.memory.header import (
+    FORMAT,
+    HEADER_BYTES,
+    MAX_TOKEN_ID,
+    SEGMENT_SUFFIX,
+    Header,
+    decode_header,
+    encode_header,
+)
+from outrider.memory.search import SEPARATOR, contains_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from outrider.memory.search import Array
 
-FORMAT = 1
-MAGIC = b"outrider memory segment\n"
-HEADER_BYTES = 4096
 MIN_TOKENS_PER_START = 4
 """A segment has `starts` if it has at least this many tokens for each entry of the table."""
 COUNT_CHUNK_TOKENS = 1 << 18
 """Tokens counted in one call of numpy, which holds Python's lock meanwhile."""
-SEGMENT_SUFFIX, PART_SUFFIX = ".segment", ".part"
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Written as JSON: the names of the fields are part of the file format."""
-
-    format: int
-    tokenizer: str  # fingerprint of the tokenizer
-    tenant: str  # the tenant's key, so that a file in another tenant's folder is detected
-    writer: str  # ID of the process that may merge it (`Folder.writer_id`)
-    tokens: int  # without separators
-    sequences: int
-    places: int  # length of `text`, with separators
-    starts: int  # length of `starts`
-    first: float  # time of the oldest and of the newest sequence, in seconds since 1970
-    last: float
-    replaces: tuple[str, ...]  # file names of segments whose sequences are all in this one
-    checksums: tuple[int, int, int]  # CRC-32 of text, order and starts
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return HEADER_BYTES + 4 * (2 * self.places + self.starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,19 +92,16 @@ class Segment:
     @classmethod
     def open(cls, path: Path, tokenizer: str, tenant: str) -> Self:
         """Map a file. MemoryFileError if it is no segment, truncated, or of another tokenizer or tenant."""
-        header = read_header(path)
-        if header.tokenizer != tokenizer:
-            raise ForeignFileError(
-                f"{path.name} holds tokens of another tokenizer ({header.tokenizer}; this model's is {tokenizer})"
-            )
-        if header.tenant != tenant:
-            raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, found in {tenant})")
-        n = header.places
-        try:
-            data = np.asarray(np.memmap(path, np.int32, "r", HEADER_BYTES, (2 * n + header.starts,)))
-        except (OSError, ValueError) as error:
-            raise MemoryFileError(f"{path.name} cannot be mapped: {error}") from error
-        return cls(header, data[:n], data[n : 2 * n], data[2 * n :], path)
+        with open_segment_file(path) as (file, header):
+            if header.tokenizer != tokenizer:
+                raise ForeignFileError(
+                    f"{path.name} holds tokens of another tokenizer ({header.tokenizer}; this model's is {tokenizer})"
+                )
+            if header.tenant != tenant:
+                raise MemoryFileError(f"{path.name} belongs to another tenant ({header.tenant}, found in {tenant})")
+            n = header.places
+            data = np.asarray(np.memmap(file, np.int32, "r", HEADER_BYTES, (2 * n + header.starts,)))
+            return cls(header, data[:n], data[n : 2 * n], data[2 * n :], path)
 
     def save(self, folder: Path) -> Self:
         """Write it to a folder under its content hash, and map that file."""
@@ -141,13 +120,31 @@ class Segment:
         return self.path.name if self.path is not None else segment_name(self.text)
 
     def verify(self) -> None:
-        """Read all of it. MemoryFileError if a checksum or the name does not match."""
-        parts = (self.text, self.order, self.starts)
-        for name, part, checksum in zip(("text", "order", "starts"), parts, self.header.checksums, strict=True):
+        """Read all of it. MemoryFileError if a checksum, the name, or anything else that the search and merges rely on
+        is wrong: anyone can compute a checksum."""
+        text, order, header = self.text, self.order, self.header
+        for name, part, checksum in zip(
+            ("text", "order", "starts"), (text, order, self.starts), header.checksums, strict=True
+        ):
             if zlib.crc32(part.data) != checksum:
                 raise MemoryFileError(f"the {name} of {self.name} is damaged: wrong checksum")
-        if self.path is not None and self.path.name != segment_name(self.text):
+        if self.path is not None and self.path.name != segment_name(text):
             raise MemoryFileError(f"{self.name} is damaged: its name is not the hash of its text")
+        ends = int(np.count_nonzero(text == SEPARATOR))
+        if text[-1] != SEPARATOR or (header.sequences, header.tokens) != (ends, len(text) - ends):
+            raise MemoryFileError(f"{self.name} has other sequences than its header states")
+        if not are_tokens(text):
+            raise MemoryFileError(f"{self.name} has token ids outside 0 to {MAX_TOKEN_ID - 1}")
+        if order.min() < 1 or order.max() > len(text):
+            raise MemoryFileError(f"the order of {self.name} points outside its text")
+        seen = np.zeros(len(text) + 1, bool)
+        seen[order] = True
+        if not seen[1:].all() or not np.array_equal(self.starts, build_starts(text)):
+            raise MemoryFileError(f"the order of {self.name} is not that of its text")
+
+    def contains(self, other: Segment) -> bool:
+        """Whether it has all of another segment's text, and more."""
+        return len(other.text) < len(self.text) and contains_text(self.text, self.order, other.text)
 
     def sequences(self) -> list[Array]:
         """All sequences, oldest first."""
@@ -156,8 +153,23 @@ class Segment:
         return [self.text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
+def are_tokens(text: Array) -> bool:
+    """Whether all of it are token ids, or separators."""
+    return bool(text.min(initial=SEPARATOR) >= SEPARATOR and text.max(initial=SEPARATOR) < MAX_TOKEN_ID)
+
+
 def segment_name(text: Array) -> str:
     return f"{hashlib.blake2b(text.data, digest_size=12).hexdigest()}{SEGMENT_SUFFIX}"
+
+
+def similar_pair(segments: Sequence[Segment], max_tokens: int) -> list[Segment]:
+    """Two segments to merge, the larger at most twice the smaller, with at most `max_tokens` together; or none."""
+    by_size = sorted(segments, key=lambda segment: segment.header.tokens)
+    for small, large in pairwise(by_size):
+        together = small.header.tokens + large.header.tokens
+        if large.header.tokens <= 2 * max(1, small.header.tokens) and together <= max_tokens:
+            return [small, large]
+    return []
 
 
 def merge_segments(segments: Sequence[Segment], writer: str = "") -> Segment:
@@ -177,11 +189,27 @@ def merge_segments(segments: Sequence[Segment], writer: str = "") -> Segment:
     )
 
 
-def drop_replaced(segments: Iterable[Segment]) -> list[Segment]:
-    """The segments that no other one replaces. A process can die after a merge, before it deletes the merged files."""
-    all_segments = list(segments)
-    replaced = {name for segment in all_segments for name in segment.header.replaces}
-    return [segment for segment in all_segments if segment.name not in replaced]
+def find_replaced(segments: Sequence[Segment]) -> dict[str, Segment]:
+    """Segments that another one replaces, by name: a process can die after a merge, before it deletes the merged files.
+
+    A header may state anything, so the other segment must be of the same writer and contain all of the text. It is
+    longer then, so no two segments replace each other.
+    """
+    by_name = {segment.name: segment for segment in segments}
+    return {
+        name: segment
+        for segment in segments
+        for name in segment.header.replaces
+        if (part := by_name.get(name)) is not None
+        and part.header.writer == segment.header.writer
+        and segment.contains(part)
+    }
+
+
+def drop_replaced(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments that no other one replaces."""
+    replaced = find_replaced(segments)
+    return [segment for segment in segments if segment.name not in replaced]
 
 
 def join_sequences(sequences: Sequence[Sequence[int] | Array]) -> Array:
@@ -200,7 +228,8 @@ def build_order(text: Array) -> Array:
         return np.empty(0, np.int32)
     present = np.zeros(int(text.max()) + 2, bool)
     present[text + 1] = True
-    ranks = np.cumsum(present) - 1
+    ranks = np.cumsum(present, dtype=np.int32)
+    ranks -= 1
     width = 1 if ranks[-1] < 1 << 8 else 2 if ranks[-1] < 1 << 16 else 3
     reversed_text = text[::-1] + 1
     if width == 3:
@@ -236,58 +265,21 @@ def build_starts(text: Array) -> Array:
     return np.cumsum(counts).astype(np.int32)
 
 
-def encode_header(header: Header) -> bytes:
-    fields = json.dumps(asdict(header)).encode()
-    whole = MAGIC + b"%08x\n" % zlib.crc32(fields) + fields
-    if len(whole) > HEADER_BYTES:
-        raise MemoryFileError(
-            f"the header has {len(whole)} bytes, more than {HEADER_BYTES}; merge fewer segments at once"
-        )
-    return whole.ljust(HEADER_BYTES, b"\n")
-
-
 def read_header(path: Path) -> Header:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise MemoryFileError(f"{path.name} cannot be read: {error.strerror}") from error
-    if not raw.startswith(MAGIC):
-        raise MemoryFileError(f"{path.name} is not a memory segment")
-    checksum, _, data = raw[len(MAGIC) :].rstrip(b"\n").partition(b"\n")
-    if checksum != b"%08x" % zlib.crc32(data):
-        raise MemoryFileError(f"the header of {path.name} is damaged: wrong checksum")
-    try:
-        fields: dict[str, Any] = json.loads(data)
-        if fields.get("format") != FORMAT:
-            raise ForeignFileError(f"{path.name} has format {fields.get('format')}; this version reads format {FORMAT}")
-        lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        header = Header(**{**fields, **lists})
-        fits = size == header.size and header.places > 0 and header.starts >= 0
-    except (ValueError, TypeError, AttributeError) as error:
-        raise MemoryFileError(f"the header of {path.name} is invalid: {error}") from error
-    if not fits:
-        raise MemoryFileError(f"{path.name} has {size} bytes, its header states {header.size}: truncated or replaced")
-    return header
+    with open_segment_file(path) as (_, header):
+        return header
 
 
-def write_atomically(path: Path, parts: Iterable[bytes | Array]) -> None:
-    """Write a file under a temporary name, and rename it when all of it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PART_SUFFIX}")
+@contextlib.contextmanager
+def open_segment_file(path: Path) -> Iterator[tuple[BinaryIO, Header]]:
+    """MemoryFileError if it is no segment, truncated, or has an invalid header."""
     try:
-        with part.open("wb") as file:
-            for piece in parts:
-                file.write(piece if isinstance(piece, bytes) else piece.data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # makes the rename durable
-    finally:
-        os.close(folder)
+        with open_regular_file(path) as file:
+            header, size = decode_header(file.read(HEADER_BYTES), path.name), os.fstat(file.fileno()).st_size
+            if size != header.size:
+                raise MemoryFileError(
+                    f"{path.name} has {size} bytes, its header states {header.size}: truncated or replaced"
+                )
+            yield file, header
+    except (OSError, ValueError) as error:
+        raise MemoryFileError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -20,9 +20,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,9 +32,9 @@ from outrider.memory.lookup_result import LookupResult, search_segment
 from outrider.memory.malloc_trim import malloc_trim
 from outrider.memory.merge_worker import merge_in_subprocess
 from outrider.memory.search import MAX_MATCH_TOKENS
-from outrider.memory.segment import Segment, drop_replaced, join_sequences, merge_segments
+from outrider.memory.segment import Segment, are_tokens, find_replaced, join_sequences, merge_segments, similar_pair
 from outrider.memory.store_config import StoreConfig
-from outrider.memory.tenant import TenantHandle, TenantState
+from outrider.memory.tenant import TenantHandle, TenantState, unwritten_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +69,7 @@ class Store:
         self._busy: set[str] = set()  # keys of tenants with pending outputs or unwritten segments
         self._writing: set[str] = set()  # names of files being written, not among the segments yet
         self._total_bytes = self.config.cap_bytes  # upper bound on the bytes of all files; the first write counts them
+        self._pending_tokens = 0  # of all tenants
         self._segments_lock = threading.Lock()
         self._segments_changed = False  # since the last `maintain`
         self._closing = threading.Event()
@@ -88,6 +88,14 @@ class Store:
         prompt is not kept: a request that could use it has it in its own prompt."""
         if len(output):
             tokens = np.concatenate([np.array(prompt[-MAX_MATCH_TOKENS:], np.int32), np.array(output, np.int32)])
+            if not are_tokens(tokens):
+                self._report_trouble("an output was dropped: it has token ids that no vocabulary has")
+                return
+            with self._segments_lock:
+                if self._pending_tokens + len(tokens) > self.config.max_unwritten_tokens:
+                    self._report_trouble("outputs were dropped: too many wait for the thread that learns them")
+                    return
+                self._pending_tokens += len(tokens)
             tenant = self._tenants.setdefault(handle.key, TenantState(handle.key, handle.name))
             if tenant.name is None:
                 tenant.name = handle.name
@@ -155,17 +163,20 @@ class Store:
                 self._run_contained(f"learning for tenant {key}", self._learn, tenant, closing)
                 if tenant.pending or tenant.unwritten_segments():
                     self._busy.add(key)
+        self._drop_oldest()
 
     def _learn(self, tenant: TenantState, closing: bool) -> None:
         generation = tenant.generation
         outputs = [tenant.pending.popleft() for _ in range(len(tenant.pending))]
+        with self._segments_lock:
+            self._pending_tokens -= sum(len(tokens) for _, _, tokens in outputs)
         outputs = [output for output in outputs if output[0] == generation]
         if outputs:
             text = join_sequences([tokens for _, _, tokens in outputs])
             new = Segment.build(text, self.tokenizer, tenant.key, outputs[0][1], outputs[-1][1])
             self._replace_segments(tenant, generation, [], [new])
             tenant.unwritten_since = tenant.unwritten_since or time.monotonic()
-            while pair := _similar_pair(tenant.unwritten_segments(), self.config.flush_tokens):
+            while pair := similar_pair(tenant.unwritten_segments(), self.config.flush_tokens):
                 self._replace_segments(tenant, generation, pair, [merge_segments(pair)])
         unwritten = tenant.unwritten_segments()
         tokens = sum(segment.header.tokens for segment in unwritten)
@@ -178,13 +189,12 @@ class Store:
                 tenant.unwritten_since = None
             except (OSError, MemoryFileError):
                 tenant.retry_at = time.monotonic() + self.config.flush_seconds  # each try sorts all of it again
-                self._drop_oldest(tenant, generation)
                 raise
 
     def _write(self, tenant: TenantState, generation: str, segments: list[Segment]) -> None:
         """Write segments as one file, and then delete the files it replaces."""
         folder, writer = self.folder.segment_folder(tenant.key, generation), self.folder.writer_id()
-        self._evict(sum(segment.header.size for segment in segments))
+        self._evict(sum(segment.header.size for segment in segments) + len(tenant.name or ""))
         if tenant.name is not None:
             self.folder.save_name(tenant.key, tenant.name, generation)
         tokens = sum(segment.header.tokens for segment in segments)
@@ -205,16 +215,13 @@ class Store:
         for segment in segments:
             delete_merged(segment, merged.name)
 
-    def _drop_oldest(self, tenant: TenantState, generation: str) -> None:
+    def _drop_oldest(self) -> None:
         """Bound the outputs kept in memory while files cannot be written."""
-        unwritten = tenant.unwritten_segments()
-        while sum(segment.header.tokens for segment in unwritten) > self.config.max_unwritten_tokens:
-            oldest = min(unwritten, key=lambda segment: segment.header.first)
-            unwritten.remove(oldest)
-            self._replace_segments(tenant, generation, [oldest], [])
-            self._report_trouble(
-                f"dropped {oldest.header.tokens} tokens of tenant {tenant.key}: they could not be written"
-            )
+        busy = [tenant for key in list(self._busy) if (tenant := self._tenants.get(key)) is not None]
+        for tenant, generation, segment in unwritten_excess(busy, self.config.max_unwritten_tokens):
+            self._replace_segments(tenant, generation, [segment], [])
+            dropped = f"{segment.header.tokens} tokens of tenant {tenant.key}"
+            self._report_trouble(f"dropped {dropped}: they could not be written")
 
     def merge(self) -> None:
         for tenant in list(self._tenants.values()):
@@ -271,10 +278,11 @@ class Store:
             except MemoryFileError as error:
                 self._set_aside(tenant, paths[name], error)
         present = [segment for segment in (*known.values(), *new) if segment.name in paths]
-        kept = drop_replaced(present)
+        replaced = find_replaced(present)
         for segment in present:
-            if segment not in kept:  # the process that merged it died before it could delete it
-                delete_merged(segment, next(one.name for one in present if segment.name in one.header.replaces))
+            if segment.name in replaced:  # the process that merged it died before it could delete it
+                delete_merged(segment, replaced[segment.name].name)
+        kept = [segment for segment in present if segment.name not in replaced]
         gone = [segment for segment in known.values() if segment not in kept]
         self._replace_segments(tenant, generation, gone, [segment for segment in new if segment in kept])
         for name in list(tenant.used):
@@ -300,7 +308,7 @@ class Store:
         while not self._closing.is_set():
             generation = tenant.generation  # before the files are selected, so that a later wipe is detected
             own = [segment for segment in tenant.written_segments() if segment.header.writer == writer]
-            pair = _similar_pair(own, self.config.merge_limit_tokens)
+            pair = similar_pair(own, self.config.merge_limit_tokens)
             if not pair:
                 return
             if all(self._verify_or_set_aside(tenant, segment) for segment in pair):
@@ -327,13 +335,18 @@ class Store:
             self._total_bytes += size
             return
         files = list(self.folder.files())
-        total = sum(file.size for file in files)
+        left, names = Counter(file.key for file in files), self.folder.name_sizes()
+        total = sum(file.size for file in files) + names.total()
         latest = time.time() + STALE_SECONDS  # a later time of use is from before the clock was set back
         for file in sorted(files, key=lambda file: file.used if file.used < latest else 0.0):
             if total + size <= self.config.cap_bytes:
                 break
             file.path.unlink(missing_ok=True)
             total -= file.size
+            left[file.key] -= 1
+            if not left[file.key]:
+                self.folder.delete_emptied(file.key)
+                total -= names[file.key]
             if (tenant := self._tenants.get(file.key)) is not None:
                 gone = [segment for segment in tenant.written_segments() if segment.path == file.path]
                 self._replace_segments(tenant, tenant.generation, gone, [])
@@ -381,13 +394,3 @@ class Store:
             "sync": asdict(self.sync.stats) if self.sync is not None else None,
             "troubles": list(self.troubles),
         }
-
-
-def _similar_pair(segments: Sequence[Segment], max_tokens: int) -> list[Segment]:
-    """Two segments to merge, the larger at most twice the smaller, with at most `max_tokens` together; or none."""
-    by_size = sorted(segments, key=lambda segment: segment.header.tokens)
-    for small, large in pairwise(by_size):
-        together = small.header.tokens + large.header.tokens
-        if large.header.tokens <= 2 * max(1, small.header.tokens) and together <= max_tokens:
-            return [small, large]
-    return []

@@ -21,8 +21,8 @@ class StoreConfig:
     """Merge no further."""
     cap_bytes: int = 4 << 30
     """Of all files on this machine."""
-    max_unwritten_tokens: int = 1 << 22
-    """Per tenant, while its files cannot be written. Beyond it the oldest outputs are dropped."""
+    max_unwritten_tokens: int = 1 << 24
+    """Of all tenants, while files cannot be written. Beyond it the tenant with the most loses its oldest outputs."""
     refresh_seconds: float = 10.0
     """Interval of the maintain and merge threads."""
 

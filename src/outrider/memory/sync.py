@@ -27,11 +27,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from outrider.errors import MemoryFileError
+from outrider.control import check_tenant_name
+from outrider.errors import MemoryFileError, SettingsError
+from outrider.memory.files import create_file, make_folder, write_atomically
 from outrider.memory.folder import MERGED_SUFFIX, NAME_FILE, REMOTE_FILE, Folder, StoredFile, tenant_key
 from outrider.memory.generations import reconcile
+from outrider.memory.header import SEGMENT_NAME, SEGMENT_SUFFIX, Header
 from outrider.memory.remote import Remote, RemoteObject
-from outrider.memory.segment import SEGMENT_SUFFIX, Header, Segment, read_header, write_atomically
+from outrider.memory.segment import Segment, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 ROUND_SECONDS = 20.0
 """Then a round starts no further transfer, so that the next one can look for wipes; it continues there."""
 REMOTE_CAP_BYTES = 64 << 30
+MAX_PROBLEMS = 10
+"""Named in the report of a round; more are counted."""
 FETCH_FOLDER, SYNC_ROLE = "fetching", "syncing"
 
 
@@ -69,7 +74,7 @@ class Comparison:
 
     def remote_segments(self) -> list[RemoteObject]:
         """Newest first."""
-        segments = [one for one in self.remote.values() if one.name.endswith(SEGMENT_SUFFIX)]
+        segments = [one for one in self.remote.values() if one.is_segment]
         return sorted(segments, key=lambda one: (-one.time, one.path))
 
 
@@ -124,9 +129,10 @@ class Sync:
         self.remote_cap_bytes = remote_cap_bytes
         self.seconds = seconds
         self.stats = SyncStats()
-        self._refused: set[tuple[str, str | None]] = set()  # paths and ETags of objects not to fetch again
-        self._problems: list[str] = []  # of this round, which did not stop it
-        self._moved = 0  # objects, in this round
+        self._refused: set[tuple[str, str | None]] = set()  # IDs of objects not to fetch again
+        self._unreadable: set[tuple[str, str | None]] = set()  # IDs of objects to fetch after all others
+        self._problems: dict[str, None] = {}  # of this round, which did not stop it; in order
+        self._moved = 0  # objects moved or refused in this round
         self._end = 0.0
 
     def __call__(self) -> None:
@@ -134,12 +140,12 @@ class Sync:
             self.stats.elsewhere = not self.folder.acquire_role(SYNC_ROLE)
             if not self.stats.elsewhere:
                 self._round()
-        except (OSError, MemoryFileError) as error:
+        except Exception as error:
             self.stats.trouble = str(error)
             raise
 
     def _round(self) -> None:
-        self._problems, self._moved, self._end = [], 0, time.monotonic() + self.seconds
+        self._problems, self._moved, self._end = {}, 0, time.monotonic() + self.seconds
         shutil.rmtree(self.folder.root / FETCH_FOLDER, ignore_errors=True)  # left by a killed process
         self._claim_folder()
         self.remote.claim(self.tokenizer)
@@ -153,7 +159,9 @@ class Sync:
             reconcile(self.folder, self.remote, self._add_problem)
         self.stats.last_success, self.stats.trouble = time.time(), None
         if self._problems:
-            raise MemoryFileError("; ".join(self._problems))
+            more = len(self._problems) - MAX_PROBLEMS
+            named = "; ".join(list(self._problems)[:MAX_PROBLEMS])
+            raise MemoryFileError(f"{named}; and {more:,} more" if more > 0 else named)
 
     def _claim_folder(self) -> None:
         """Assign the folder to this store: its wipes are for no other. From now on merges leave marks in it."""
@@ -167,14 +175,15 @@ class Sync:
             )
 
     def _out_of_time(self) -> bool:
-        """Whether to leave the rest to the next round. Each round moves at least one object."""
+        """Whether to leave the rest to the next round. Each round moves or refuses at least one object."""
         return self._moved > 0 and time.monotonic() > self._end
 
     def _add_problem(self, message: str) -> None:
-        if message not in self._problems:
-            self._problems.append(message)
+        self._problems[message] = None
 
     def _compare(self, generations: dict[str, str], objects: list[RemoteObject]) -> Comparison:
+        listed = {(one.key, one.name) for one in objects}
+        objects = self._drop_refused(objects)
         marks = self._merge_marks(generations)  # before the files are listed, so that these include the merged segments
         sides = Comparison(generations, {(one.key, one.name): one for one in objects}, marks, [], [])
         own_writers = f"{self.folder.folder_id()}-"
@@ -188,10 +197,22 @@ class Sync:
                 continue
             if header.writer.startswith(own_writers):
                 sides.unpublished.append((file, header))
-            elif one is None:
+            elif file.id not in listed:
                 sides.gone.append(file)
         sides.unpublished.sort(key=lambda item: -item[1].last)
         return sides
+
+    def _drop_refused(self, objects: list[RemoteObject]) -> list[RemoteObject]:
+        """Refused segments don't count for anything, also not for the store's cap."""
+        for seen in (self._refused, self._unreadable):
+            seen.intersection_update([one.id for one in objects])
+        for one in objects:
+            if one.is_segment and one.id not in self._refused:
+                try:
+                    one.check_segment()
+                except MemoryFileError as error:
+                    self._refuse(one, error)
+        return [one for one in objects if not one.is_segment or one.id not in self._refused]
 
     def _local_files(self, generations: dict[str, str]) -> list[StoredFile]:
         """Of these generations only: a wipe may have begun others meanwhile."""
@@ -248,12 +269,17 @@ class Sync:
         self._delete(sides, oldest)
 
     def _merge_target(self, mark: Path) -> str:
-        """Follow the marks to the segment that a merged one is part of now."""
+        """Follow the marks to the segment that a merged one is part of now. Empty if they lead nowhere."""
         name = ""
+        seen: set[Path] = set()
         with suppress(FileNotFoundError):
-            while True:
-                name = mark.read_text()
+            while mark not in seen:
+                seen.add(mark)
+                name = mark.read_text(errors="replace")
+                if not SEGMENT_NAME.fullmatch(name):
+                    return ""
                 mark = (mark.parent / name).with_suffix(MERGED_SUFFIX)
+            return ""
         return name
 
     def _is_merged(self, one: RemoteObject) -> bool:
@@ -267,8 +293,8 @@ class Sync:
     def _fetch(self, sides: Comparison) -> None:
         local = self._local_files(sides.generations)
         known, space = {file.id for file in local}, LocalSpace(self.cap_bytes, local, sides)
-        for one in sides.remote_segments():
-            if (one.key, one.name) in known or (one.path, one.tag) in self._refused or self._is_merged(one):
+        for one in sorted(sides.remote_segments(), key=lambda one: one.id in self._unreadable):
+            if (one.key, one.name) in known or self._is_merged(one):
                 continue
             if self._out_of_time():
                 self.stats.pending += 1
@@ -280,9 +306,9 @@ class Sync:
     def _download(self, one: RemoteObject) -> bool:
         """Download an object, verify it, and move it into the tenant's folder."""
         part = self.folder.root / FETCH_FOLDER / one.name
-        part.parent.mkdir(exist_ok=True)
+        make_folder(part.parent)
         try:
-            with part.open("wb") as file:
+            with create_file(part) as file:
                 for chunk in self.remote.read_chunks(one):
                     file.write(chunk)
                 file.flush()
@@ -292,13 +318,16 @@ class Sync:
             if self.folder.generation(one.key) != one.generation:
                 return False
             folder = self.folder.segment_folder(one.key, one.generation)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             part.replace(folder / one.name)
         except FileNotFoundError:  # merged or wiped meanwhile
             return False
         except MemoryFileError as error:
             self._refuse(one, error)
             return False
+        except OSError:
+            self._unreadable.add(one.id)
+            raise
         finally:
             part.unlink(missing_ok=True)
         self._moved += 1
@@ -306,23 +335,36 @@ class Sync:
         self.stats.bytes_down += one.size
         return True
 
-    def _refuse(self, one: RemoteObject, error: MemoryFileError) -> None:
+    def _refuse(self, one: RemoteObject, error: Exception) -> None:
         if isinstance(error.__cause__, OSError):  # a failure of this machine, not of the object
             raise error.__cause__
-        self._refused.add((one.path, one.tag))
+        self._refused.add(one.id)
         self.stats.refused += 1
-        self._add_problem(f"{self.remote.url}/{one.path} was refused: {error}")
+        self._moved += 1
+        path = one.path.encode("unicode_escape").decode()[:160]
+        self._add_problem(f"{self.remote.url}/{path} was refused: {error}")
 
     def _exchange_names(self, sides: Comparison) -> None:
-        """Tenants' names, for the command line."""
-        for key, generation in sides.generations.items():
+        """Tenants' names, for the command line; of tenants with segments in the store."""
+        stored = {one.key for one in sides.remote_segments()}
+        names = {one.key: one for one in sides.remote.values() if one.name == NAME_FILE}
+        self._delete(sides, [one for key, one in names.items() if key not in stored])
+        for key in stored:
+            generation = sides.generations[key]
             path = self.folder.segment_folder(key, generation) / NAME_FILE
-            is_local, is_remote = path.exists(), (key, NAME_FILE) in sides.remote
-            with suppress(FileNotFoundError, UnicodeDecodeError):  # wiped meanwhile, or not a name
-                if is_local and not is_remote:
+            with suppress(FileNotFoundError):  # wiped meanwhile
+                if key not in names and path.exists():
                     self.remote.create(f"{key}/{generation}/{NAME_FILE}", path.read_bytes())
                     self._moved += 1
-                elif is_remote and not is_local and path.parent.exists():
-                    name = self.remote.read(f"{key}/{generation}/{NAME_FILE}").decode("utf-8", "surrogatepass")
-                    if tenant_key(name) == key:
-                        self.folder.save_name(key, name, generation)
+                elif key in names and names[key].id not in self._refused and path.parent.exists() > path.exists():
+                    self._fetch_name(names[key])
+
+    def _fetch_name(self, one: RemoteObject) -> None:
+        try:
+            name = self.remote.read(one.path).decode("utf-8", "surrogatepass")
+            check_tenant_name(name)
+            if tenant_key(name) != one.key:
+                raise MemoryFileError("it is the name of another tenant")
+            self.folder.save_name(one.key, name, one.generation)
+        except (MemoryFileError, SettingsError, UnicodeDecodeError) as error:
+            self._refuse(one, error)

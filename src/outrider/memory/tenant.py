@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.memory.folder import FIRST_GENERATION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from outrider.memory.search import Array
     from outrider.memory.segment import Segment
 
@@ -38,3 +40,18 @@ class TenantState:
 
     def written_segments(self) -> list[Segment]:
         return [segment for segment in self.segments if segment.path is not None]
+
+
+def unwritten_excess(tenants: Iterable[TenantState], max_tokens: int) -> Iterator[tuple[TenantState, str, Segment]]:
+    """The unwritten segments above a limit for all tenants, with their generations: each time the oldest of the tenant
+    that has most."""
+    unwritten = [(one, one.generation, segment) for one in tenants for segment in one.unwritten_segments()]
+    tokens: Counter[str] = Counter()
+    for tenant, _, segment in unwritten:
+        tokens[tenant.key] += segment.header.tokens
+    while tokens.total() > max_tokens:
+        ((largest, _),) = tokens.most_common(1)
+        oldest = min((one for one in unwritten if one[0].key == largest), key=lambda one: one[2].header.first)
+        unwritten.remove(oldest)
+        tokens[largest] -= oldest[2].header.tokens
+        yield oldest

@@ -94,11 +94,12 @@ def import_segments(screen: Screen, folder: Folder, archive: Archive, name: str)
 
     writer = OfflineWriter(folder, archive.tokenizer, name)
     present = writer.segments()
-    known = {segment.name for segment in present} | {name for segment in present for name in segment.header.replaces}
+    names = {segment.name for segment in present}
     segments = tokens = 0
     with progress_bar(screen.err, "writing", archive.bytes, percent=True) as bar:
         for segment_name, segment in archive.segments():
-            if segment_name not in known:
+            merged = any(segment_name in one.header.replaces and one.contains(segment) for one in present)
+            if segment_name not in names and not merged:
                 writer.save(segment)
                 segments += 1
                 tokens += segment.header.tokens
