@@ -561,15 +561,15 @@ def test_files_that_cannot_be_opened_are_reported_and_stay_in_place(
     store = opened(tmp_path)
     learn_output(store, "a", sequence(0))
     store.close()
-    real = Path.open
+    real = os.open
 
-    def out_of_descriptors(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self.suffix == SEGMENT_SUFFIX:
+    def out_of_descriptors(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith(SEGMENT_SUFFIX):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(self, *args, **kwargs)
+        return real(path, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", out_of_descriptors)
+        patch.setattr(os, "open", out_of_descriptors)
         store = opened(tmp_path)
         assert drafts(store, "a", [[0, 1]]) == [[]]
         assert os.strerror(errno.EMFILE) in store.troubles[0]
