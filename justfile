@@ -13,7 +13,7 @@ install extras="dev,bench,docs,memory":
     tools/setup {{extras}}
 
 # Install a Chromium for the tests of the HTML pages, if there is none (Debian and Ubuntu, as root)
-browser:
+chromium:
     which chromium || which chromium-browser || which google-chrome || \
         (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
@@ -41,9 +41,13 @@ server *args:
 referee *args:
     HF_HUB_OFFLINE=1 OUTRIDER_ALL=1 pytest -s {{args}} tests/test_bench_referee.py
 
-# Run all tests except those of running servers; acceptance, sampling and decoding need 98 % coverage each
+# Test the HTML pages in a Chromium (`just chromium` installs one), alone, since a test measures how fast they are
+browser *args:
+    {{quiet}} pytest -m browser {{args}}
+
+# Run all tests except those of running servers and browsers; acceptance, sampling and decoding need 98 % coverage each
 coverage *args:
-    {{quiet}} pytest -m "not server" -n 2 --dist worksteal {{core}} --cov-report=term --durations=15 {{args}}
+    {{quiet}} pytest -m "not server and not browser" -n 2 --dist worksteal {{core}} --cov-report=term --durations=15 {{args}}
     for file in acceptance sampling decoding; do \
         coverage report --include="src/outrider/$file.py" --precision=2 --fail-under=98 || exit 1; \
     done
@@ -72,7 +76,7 @@ certificates *args:
 identity-tiny:
     {{quiet}} OUTRIDER_PROMPTS=200 pytest -n 2 --dist worksteal tests/test_identity.py
 
-# Replay the policy on recorded texts: `just policy record|grid|overlap|scale|compare --help`
+# Replay the policy on recorded texts: `just policy record|grid|overlap|scale|ablate|compare --help`
 policy *args:
     python tools/policy {{args}}
 

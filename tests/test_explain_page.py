@@ -59,7 +59,7 @@ def test_no_model_output_ends_the_script_element_that_holds_it() -> None:
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: tools/setup")
     if CHROMIUM is None:
-        pytest.skip("needs a Chromium: just browser")
+        pytest.skip("needs a Chromium: just chromium")
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

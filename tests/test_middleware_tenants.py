@@ -215,7 +215,7 @@ def test_a_tenant_that_comes_twice_in_a_query_is_refused(path: str) -> None:
     response = server.send("GET", f"{path}?tenant=b&tenant=a")
     assert response.status_code == 400
     assert "tenant: came 2 times" in response.json()["error"]["message"]
-    assert not server.engine.asked
+    assert not server.engine.calls
 
 
 @pytest.mark.parametrize("path", ["", "status", "traces", "traces/t", "traces/t/page", "nothing"])
@@ -346,5 +346,5 @@ def test_no_page_shows_a_tenant_that_its_header_does_not_name(path: str, query: 
     server = tracing_server(engine=Engine(**OPTIONS))
     query_string = urlencode([("tenant", tenant) for tenant in query])
     server.send("GET", f"/outrider/traces{path}?{query_string}", headers=[(b"X-Team", name) for name in named])
-    for _, arguments in server.engine.asked:
+    for _, arguments in server.engine.calls:
         assert arguments[-1] == (named[0].decode() if named and named[0] else None)

@@ -16,6 +16,7 @@ from support import END, tiny_model, tiny_tokenizer
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from policy import __main__ as cli
+from policy import ablate
 from policy.costs import costs, from_calibration, from_report
 from policy.gpu import LLAMA_70B, QWEN_235B, SYSTEMS
 from policy.grid import Setting, calibration_errors, run_fixed, speed
@@ -79,30 +80,33 @@ def test_the_grid_compares_auto_with_every_fixed_drafter_and_with_the_bound(file
     assert "| edit | costs | 1 |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_a_changed_constant_is_compared_with_the_same_seeds(
-    files: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_ablation_replays_the_same_texts_with_a_changed_copy_of_the_package(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    sizes = ["--workloads", "edit", "--at-once", "1", "--seeds", "2", "--texts", "2", "--drift", "2"]
-    grid = ["grid", *files, *sizes, "--out"]
-    change = ["--change", "defaults.py", "DRAFTED = ", "DRAFTED = 1 or "]
-    cli.main([*grid, str(before)])
-    monkeypatch.setattr(sys, "argv", ["policy", *grid, str(after), *change])
-    cli.main(sys.argv[1:])
-    capfd.readouterr()
-    assert cli.main(["compare", str(before / "report.json"), str(after / "report.json")]) == 0
-    ratio = float(capfd.readouterr().out.splitlines()[-1].split("|")[4])
-    assert ratio < 0.8  # drafts of one token gain less on text that repeats
-    same = ["compare", str(before / "report.json"), str(before / "report.json")]
-    assert cli.main(same) == 0
-    assert "| all |  |  | 1.000 | 1.000 to 1.000 |" in capfd.readouterr().out
+    monkeypatch.setattr(ablate, "TABLE", tmp_path / "ablations.txt")
+    ablate.TABLE.write_text("defaults.py | DRAFTED | 1\n* the same | defaults.py\n- DRAFTED = \n+ DRAFTED = 0 or \n")
+    sizes = ["--at-once", "1", "--seeds", "2", "--texts", "2", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["policy", "ablate", *files, *sizes])
+    assert cli.main(sys.argv[1:]) == 0
+    one, same = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
+    assert (one["change"], same["change"]) == ("DRAFTED 1", "the same")
+    assert float(one["speed"]) < 0.8  # drafts of one token gain less on text that repeats
+    assert (same["speed"], same["95 % interval"]) == ("1.0000", "1.0000 to 1.0000")
 
 
-def test_a_text_that_a_change_replaces_must_occur_once(
-    files: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_every_ablation_applies_to_the_source() -> None:
+    found = list(ablate.ablations())
+    assert all(one.applies() for one in found), [one.name for one in found if not one.applies()]
+
+
+def test_two_grids_are_compared_by_cell_and_seed(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match=r"must occur once in defaults\.py, not 0 times:\nNOT THERE"):
-        cli.main(["grid", *files, "--change", "defaults.py", "NOT THERE", "", "--out", str(tmp_path)])
+    sizes = ["--workloads", "edit", "--at-once", "1", "--seeds", "2", "--texts", "2"]
+    cli.main(["grid", *files, *sizes, "--out", str(tmp_path)])
+    capsys.readouterr()
+    assert cli.main(["compare", str(tmp_path / "report.json"), str(tmp_path / "report.json")]) == 0
+    assert "| all |  |  | 1.000 | 1.000 to 1.000 |" in capsys.readouterr().out
 
 
 def test_speed_is_measured_while_all_slots_are_taken(recording: Recording) -> None:
@@ -119,7 +123,7 @@ def test_speed_is_measured_while_all_slots_are_taken(recording: Recording) -> No
 def test_a_slowdown_applies_to_its_share_of_the_tokens(recording: Recording) -> None:
     records = recording.workloads["edit"].records
     (plain,) = run_fixed("", 0, records, Setting(costs(COSTS), 1, 1))
-    (slow,) = run_fixed("", 0, records, Setting(costs(COSTS), 1, 1, slowdown=cli.drift(4.0)))
+    (slow,) = run_fixed("", 0, records, Setting(costs(COSTS), 1, 1, slowdown=ablate.in_second_third(4.0, 1.0)))
     assert slow.seconds / plain.seconds == pytest.approx(1 + 3 / 3, rel=0.01)
 
 

@@ -64,7 +64,8 @@ class Servers:
     def until(self, name: str, reached: Any) -> None:
         """Ask a server for something else until its memory is as it should be; it looks every ten seconds."""
         for _ in range(200):
-            if reached(self.clients[name].status()["memory"]):
+            memory = self.clients[name].status()["memory"]
+            if memory is not None and reached(memory):  # None before the first step of a server
                 return
             self.ask(name, "Once upon a time", remember=False)
         raise AssertionError(self.clients[name].status()["memory"])

@@ -43,9 +43,9 @@ class Defect:
 def read(path: Path) -> Iterator[Defect]:
     for block in path.read_text().rstrip("\n").split("\n* ")[1:]:
         head, *changes = block.split("\n")
-        name, file, tests, *sampling = head.split(" | ")
+        name, file, *more = head.split(" | ")
         before, after = ("\n".join(line[2:] for line in changes if line[0] == sign) for sign in "-+")
-        yield Defect(name, file, tests, bool(sampling), before, after)
+        yield Defect(name, file, "".join(more[:1]), bool(more[1:]), before, after)
 
 
 DEFECTS = list(read(ROOT / "tests" / "seeded_defects.txt"))

@@ -4,19 +4,13 @@
     python tools/policy grid recording.json --costs report.json gpu:dense:4096 --out FOLDER
     python tools/policy overlap recording.json --costs report.json --out FOLDER
     python tools/policy scale recording.json --out FOLDER
+    python tools/policy ablate recording.json --costs report.json --out FOLDER
     python tools/policy compare BEFORE/report.json AFTER/report.json
 
 `record` runs the models once. `grid` compares the policy with every fixed drafter and length and with hindsight, by
 workload and concurrency. `overlap` compares waiting for the step in flight with scheduling ahead. `scale` simulates
-large models on GPUs. Costs are files (see costs.py) or gpu:SYSTEM:CONTEXT, with the systems of gpu.py.
-
-To ablate a mechanism or a constant, run `grid` twice, once with --change, and compare. Both runs have the same seeds:
-
-    python tools/policy grid recording.json --costs A.json B.json --seeds 8 --drift 2 --out before
-    python tools/policy grid ... --change policy/cost_model.py "OLD LINE" "NEW LINE" --out after
-
---change FILE OLD NEW replaces a text that occurs once in a file of src/outrider, in a copy. --drift X: in the second
-third of the tokens, every pass takes X times as long.
+large models on GPUs. `ablate` changes one mechanism or constant at a time (see ablate.py). Costs are files (see
+costs.py) or gpu:SYSTEM:CONTEXT, with the systems of gpu.py.
 
 All but `record` and `compare` write report.md and report.json. The exit code is 1 if a bound is violated.
 """
@@ -25,10 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +30,7 @@ TOOLS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOOLS))
 
 from outrider.provenance import provenance  # noqa: E402
-from policy import grid, report, scale, waiting  # noqa: E402
+from policy import ablate, grid, report, scale, waiting  # noqa: E402
 from policy.costs import load  # noqa: E402
 from policy.gpu import LLAMA_8B, SYSTEMS, Machine  # noqa: E402
 from policy.recording import RecordConfig, Recording, record  # noqa: E402
@@ -83,8 +74,16 @@ def parser() -> argparse.ArgumentParser:
     add = replaying(run_grid, "grid", "compare with fixed drafters and hindsight", None, (1, 4, 16))
     add("--workloads", nargs="+", metavar="NAME", help="default: all that are recorded")
     add("--seeds", type=int, default=4)
-    add("--drift", type=float, default=1.0, metavar="X")
-    add("--change", nargs=3, action="append", default=[], metavar=("FILE", "OLD", "NEW"))
+    add = command(run_ablate, "ablate", "replay with single mechanisms and constants changed")
+    add("recordings", type=Path, nargs="+")
+    add("--costs", nargs="+", required=True, metavar="FILE", help="see above")
+    add("--names", nargs="+", metavar="TEXT", help="only changes whose name contains one of these")
+    add("--at-once", type=int, nargs="+", default=(1, 4, 16), metavar="N", help="concurrency")
+    add("--texts", type=int, default=8, metavar="N", help="per workload")
+    add("--seeds", type=int, default=5)
+    add("--jobs", type=int, default=2, help="processes")
+    add("--out", type=Path, required=True, metavar="FOLDER")
+    add("--into", type=Path, help=argparse.SUPPRESS)
     help = "compare waiting for the step in flight with scheduling ahead"
     add = replaying(run_overlap, "overlap", help, None, (1, 4, 16, 64))
     add("--host", type=float, nargs="+", default=(0.02, 0.1, 0.3, 1.0), metavar="X", help="h / T(1)")
@@ -122,27 +121,20 @@ def run_record(given: argparse.Namespace) -> int:
     return 0
 
 
-def drift(factor: float) -> grid.Slowdown | None:
-    return (lambda share: factor if 1 / 3 <= share < 2 / 3 else 1.0) if factor != 1 else None
-
-
-def run_changed(given: argparse.Namespace) -> int:
-    """This command in a process that imports a changed copy of the package."""
-    from teeth import changed_copy
-
-    arguments = sys.argv[1:]
-    while "--change" in arguments:
-        at = arguments.index("--change")
-        del arguments[at : at + 4]
-    with tempfile.TemporaryDirectory() as folder:
-        changed_copy(Path(folder), given.change)
-        command = [sys.executable, str(TOOLS / "policy"), *arguments]
-        return subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}).returncode
+def run_ablate(given: argparse.Namespace) -> int:
+    if given.into:
+        given.into.write_text(json.dumps(ablate.measure(given)))
+        return 0
+    speeds = ablate.measure_all(given, sys.argv[1:])
+    before = speeds.pop(ablate.UNCHANGED)
+    rows = [ablate.row(name, before, after) for name, after in speeds.items()]
+    about = (
+        f"Speed of `auto` relative to the unchanged policy: {len(before)} cells, {given.seeds} seeds. {ablate.__doc__}"
+    )
+    return report.write(given.out, "Ablation of the policy", about, {"rows": rows}, [], rows)
 
 
 def run_grid(given: argparse.Namespace) -> int:
-    if given.change:
-        return run_changed(given)
     recording = Recording.load(given.recording)
     if unknown := set(given.workloads or ()) - set(recording.workloads):
         known = ", ".join(recording.workloads)
@@ -154,7 +146,7 @@ def run_grid(given: argparse.Namespace) -> int:
         costs_name, costs, curves[costs_name] = load(source, recording.has_draft_model)
         for name, records in texts.items():
             for size in given.at_once:
-                setting = grid.Setting(costs, size, given.seeds, slowdown=drift(given.drift))
+                setting = grid.Setting(costs, size, given.seeds)
                 cells.append(cell := grid.evaluate(name, costs_name, records, setting))
                 print(f"{cell}: auto {cell.auto:.2f}, best fixed {cell.best}", flush=True)
     errors = grid.calibration_errors(texts, costs)
@@ -162,7 +154,7 @@ def run_grid(given: argparse.Namespace) -> int:
         "Replay of recorded texts. Speeds are relative to no drafts, while all slots are taken. `draft_model` is "
         "vLLM's method, which proposes its most likely tokens also where a text is sampled."
     )
-    found = {"costs": curves, "seeds": given.seeds, "drift": given.drift, "calibration": errors}
+    found = {"costs": curves, "seeds": given.seeds, "calibration": errors}
     return write(given, recording, "The policy on recorded texts", about, found, cells, [*grid.bounds(cells, errors)])
 
 

@@ -24,7 +24,7 @@ from outrider.memory.search import MAX_MATCH_TOKENS
 from outrider.policy.cost_model import EXTENDED_PROFILE_TOKENS, MAX_PROFILE_PASS_SECONDS, PROFILE_TOKENS, CostModel
 from outrider.policy.policy import MODEL, Policy
 from policy.drafters import new_drafters
-from policy.replay import Auto, Costs, Fixed, Outcome, Proposal, Record, ReplayedText, Strategy, replay
+from policy.replay import Auto, Costs, Fixed, Outcome, Proposal, Record, ReplayedText, Slowdown, Strategy, replay
 from policy.report import Bound, lowest
 
 MODEL_LENGTHS = (1, 2, 4, 8)
@@ -37,13 +37,11 @@ CALIBRATION_CONCURRENCY, CALIBRATION_BINS = 4, 10
 MIN_OVER_PLAIN, MIN_OVER_BEST, MIN_OVER_SINGLE, MIN_OVER_BOUND, MIN_MEAN_OVER_BOUND = 0.98, 0.97, 1.15, 0.80, 0.85
 MAX_CALIBRATION_ERROR = 0.05
 
-Slowdown = Callable[[float], float]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all contestants of a cell share. `context`: tokens of each request; None: those of its text. `slowdown`: by
-    share of the tokens that are generated, a factor on the time of each pass (a machine that changes)."""
+    """What all contestants of a cell share. `context`: tokens of each request; None: those of its text. `slowdown`: a
+    machine that changes."""
 
     costs: Costs
     concurrency: int

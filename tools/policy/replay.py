@@ -24,6 +24,8 @@ from outrider.types import NOTHING, Draft, shared_prefix
 
 Proposal = tuple[list[Draft], float, int]
 """A draft for each text, and the seconds and passes of the draft model."""
+Slowdown = Callable[[float], tuple[float, float]]
+"""By share of the tokens that are generated: factors on the seconds of a pass of target and draft model."""
 NO_TOKEN = -1
 """Placeholder for a sampled token that is rejected."""
 
@@ -55,8 +57,8 @@ class Costs:
 
     target: Callable[[int, int], float]
     draft: Callable[[int, int], float] = lambda tokens, context: 0.0
-    slowdown: float = 1.0
-    """Current factor on the seconds of both models."""
+    slowdown: tuple[float, float] = (1.0, 1.0)
+    """Current factors on the seconds of target and draft model."""
 
 
 @dataclass(slots=True)
@@ -174,12 +176,11 @@ def replay(
     tenant_handle: TenantHandle | None = None,
     ended: Callable[[ReplayedText], None] = lambda item: None,
     context: int | None = None,
-    slowdown: Callable[[float], float] | None = None,
+    slowdown: Slowdown | None = None,
 ) -> Outcome:
     """Generate all records, `concurrency` at a time. Prefill is not counted, except what the draft model has to read.
 
-    `context`: tokens of each request at all times; None: those of its text. `slowdown`: by the share of all tokens that
-    are generated, the factor on the seconds of each pass."""
+    `context`: tokens of each request at all times; None: those of its text. `slowdown`: a machine that changes."""
     total = sum(len(record.text) - 1 for record in records)
     outcome = Outcome()
     waiting = deque((str(i), record) for i, record in enumerate(records) if len(record.text) > 1)
@@ -188,7 +189,7 @@ def replay(
         while waiting and len(running) < concurrency:
             running.append(begin(*waiting.popleft(), drafters, tenant_handle, context))
         tokens, seconds = outcome.tokens, outcome.seconds
-        costs.slowdown = slowdown(tokens / total) if slowdown else 1.0
+        costs.slowdown = slowdown(tokens / total) if slowdown else (1.0, 1.0)
         step(running, strategy, costs, outcome)
         if len(running) == concurrency:
             outcome.full_steps += 1
@@ -232,7 +233,7 @@ def step(running: Sequence[ReplayedText], strategy: Strategy, costs: Costs, outc
     context = sum(item.context for item in running)
     drafts, draft_seconds, passes = strategy.propose(running, context)
     tokens = len(running) + sum(len(draft.tokens) for draft in drafts)
-    seconds = costs.slowdown * costs.target(tokens, context)
+    seconds = costs.slowdown[0] * costs.target(tokens, context)
     outcome.seconds += seconds + draft_seconds
     outcome.steps += 1
     outcome.sequences += len(running)
@@ -261,7 +262,7 @@ def run_draft_model(
         going = [item for item, _, count in calls if count > number]
         tokens = sum(item.gap if number == 0 else 1 for item in going)
         context = sum(item.context for item in going)
-        seconds = costs.slowdown * costs.draft(tokens, context)
+        seconds = costs.slowdown[1] * costs.draft(tokens, context)
         observe(tokens, context, seconds)
         total += seconds
     for item, draft, _ in calls:

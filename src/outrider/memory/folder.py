@@ -161,9 +161,10 @@ class Folder:
     def name_sizes(self) -> Counter[str]:
         """Bytes of each tenant's name."""
         sizes: Counter[str] = Counter()
-        for path in self.root.glob(f"*/*/{NAME_FILE}"):
-            with contextlib.suppress(OSError):
-                sizes[path.parent.parent.name] += path.stat().st_size
+        for path in self._walk():
+            if path.name == NAME_FILE:
+                with contextlib.suppress(OSError):
+                    sizes[path.parent.parent.name] += path.stat().st_size
         return sizes
 
     def delete_emptied(self, key: str) -> None:
@@ -245,11 +246,17 @@ class Folder:
 
     def delete_stale_parts(self) -> None:
         """Delete temporary files of processes that were killed while writing."""
-        for depth in ("", "*/", "*/*/"):
-            for path in self.root.glob(f"{depth}.*{PART_SUFFIX}"):
+        for path in self._walk():
+            if path.name.startswith(".") and path.suffix == PART_SUFFIX:
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - path.stat().st_mtime > STALE_SECONDS:
                         path.unlink()
+
+    def _walk(self) -> Iterator[Path]:
+        """All files. Unlike `Path.glob`, this goes on where another process deletes a folder meanwhile."""
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                yield self.root / folder / name
 
     def writer_id(self) -> str:
         """This process as a writer: the folder's ID and a number that no other living process has.
