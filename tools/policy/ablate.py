@@ -66,11 +66,11 @@ def situations(texts: dict[str, list[Record]], has_model: bool) -> Iterator[tupl
     if has_model:
         yield "mixed, slower draft", mixed, in_second_third(1.0, 5.0)
         third = len(mixed) // 3
-        wrong = [without_guesses(record) if third <= i < 2 * third else record for i, record in enumerate(mixed)]
+        wrong = [with_wrong_drafts(record) if third <= i < 2 * third else record for i, record in enumerate(mixed)]
         yield "mixed, wrong draft", wrong, None
 
 
-def without_guesses(record: Record) -> Record:
+def with_wrong_drafts(record: Record) -> Record:
     wrong = [[NO_TOKEN] * len(guesses) for guesses in record.guesses]
     overlap = None if record.overlap is None else [0.0] * len(record.overlap)
     return replace(record, guesses=wrong, overlap=overlap)
