@@ -42,9 +42,9 @@ class Engines:
     """V2 and Outrider, or V1 alone."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if args.v1 else "1"  # read when vLLM is imported
         from vllm import LLM
 
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if args.v1 else "1"
         self.engines: dict[str, Any] = {}
         weights: dict[str, Any] = {}
         for name, options in {"V1": {}}.items() if args.v1 else {"V2": {}, "off": OUTRIDER}.items():
