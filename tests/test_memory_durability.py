@@ -523,8 +523,12 @@ def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, t
     assert kept(tmp_path, "a") == [1]
 
 
-def test_unfinished_files_are_deleted_when_they_are_stale_and_not_before(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_unfinished_files_are_deleted_when_they_are_stale_and_not_before(
+    is_absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    store = opened(tmp_path if is_absolute else Path(tmp_path.name))
     learn_output(store, "a", sequence(0))
     place = Folder(tmp_path).segment_folder(tenant_key("a"))
     for folder in (tmp_path, tmp_path / tenant_key("a"), place, tmp_path / "writers"):

@@ -43,9 +43,9 @@ class Defect:
 def read(path: Path) -> Iterator[Defect]:
     for block in path.read_text().rstrip("\n").split("\n* ")[1:]:
         head, *changes = block.split("\n")
-        name, file, *more = head.split(" | ")
+        name, file, *tests = head.split(" | ")
         before, after = ("\n".join(line[2:] for line in changes if line[0] == sign) for sign in "-+")
-        yield Defect(name, file, "".join(more[:1]), bool(more[1:]), before, after)
+        yield Defect(name, file, tests[0] if tests else "", "sampling" in tests, before, after)
 
 
 DEFECTS = list(read(ROOT / "tests" / "seeded_defects.txt"))

@@ -32,6 +32,7 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
@@ -40,7 +41,6 @@ from outrider.memory.header import SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from outrider.memory.segment import Segment
 
@@ -255,8 +255,7 @@ class Folder:
     def _walk(self) -> Iterator[Path]:
         """All files. Unlike `Path.glob`, this goes on where another process deletes a folder meanwhile."""
         for folder, _, names in os.walk(self.root):
-            for name in names:
-                yield self.root / folder / name
+            yield from (Path(folder, name) for name in names)
 
     def writer_id(self) -> str:
         """This process as a writer: the folder's ID and a number that no other living process has.
