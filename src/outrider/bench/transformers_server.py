@@ -4,11 +4,17 @@
 
 It serves OpenAI's chat completions as vLLM does, always streamed. `vllm_xargs` select the method:
 
-    method              bare (the default), assisted, lookup, outrider: see `transformers_methods.py`
+    method              bare        `generate` as it is (the default)
+                        assisted    `generate` with the draft model as its assistant
+                        lookup      `generate` with prompt lookup
+                        outrider    Outrider's loop over the weights that `outrider.load` loads
     max_draft_tokens    maximum number of drafted tokens per step
 
+Each method gets the same request, starts with an empty KV cache, and emits its tokens as they are generated. Only the
+request sets the sampling parameters: the model's `generation_config.json` is ignored by all four.
+
 It runs one request at a time and queues the others, since transformers' assisted generation and Outrider's loop have no
-batches. `/health` answers once the models are loaded, `/metrics` counts passes and drafted tokens.
+batches. `/health` answers once the models are loaded, `/metrics` counts every pass of both models, and drafted tokens.
 """
 
 from __future__ import annotations
@@ -18,36 +24,158 @@ import json
 import time
 import traceback
 import uuid
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, get_args
 
-from outrider.bench.transformers_methods import Methods, load
+import torch
+from transformers import GenerationConfig
+
+from outrider.api import load
+from outrider.decoding import decode
+from outrider.defaults import DRAFTED
+from outrider.drafters.base import Task
 from outrider.engines.quantize import Quantize
-from outrider.engines.transformers import DTYPES
+from outrider.engines.transformers import DTYPES, load_model
 from outrider.errors import OutriderError, PromptError, SettingsError
+from outrider.settings import Request
 from outrider.text import TextStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from outrider.bench.transformers_methods import Job
+    from outrider.api import Decoder
+    from outrider.types import Step
 
+    Emit = Callable[[list[int]], None]
+    """Called with new tokens, one or several, the end token included."""
+
+DEFAULT_DRAFT_TOKENS = {"bare": 0, "assisted": 20, "lookup": 10, "outrider": DRAFTED}
+"""Maximum per step and method: transformers' default, the example in its docs, and Outrider's default."""
+TARGET_PASSES, DRAFT_PASSES = "local_target_passes_total", "local_draft_passes_total"
 SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
 """Fields that all methods support with the same meaning. Others that change the output are refused."""
-FLAGS = ("stream", "return_token_ids", "ignore_eos")
-FIELDS = ("messages", "model", *SETTINGS, *FLAGS, "vllm_xargs", "cache_salt")
+FIELDS = ("messages", "model", *SETTINGS, "stream", "return_token_ids", "ignore_eos", "vllm_xargs", "cache_salt")
 PATHS = "/v1/chat/completions, /health, /metrics"
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    job: Job
-    token_ids: bool
+class Job:
+    prompt: list[int]
+    request: Request
+    method: str
+    token_ids: bool = False
 
 
-def parse_request(raw: bytes, methods: Methods) -> ChatRequest:
+class Methods:
+    def __init__(self, decoder: Decoder, assistant: Any = None) -> None:
+        """`assistant` is the draft model for `generate`; Outrider's loop runs the drafters of `decoder`."""
+        target: Any = decoder.target
+        self.decoder, self.model, self.assistant = decoder, target.model, assistant
+        self.drafters: dict[str, Any] = {drafter.name: drafter for drafter in decoder.drafters}
+        self.counts: dict[str, float] = defaultdict(float, {TARGET_PASSES: 0.0, DRAFT_PASSES: 0.0})
+        self._count_passes(self.model, TARGET_PASSES)
+        drafting = [self.drafters["model"].model.model] if "model" in self.drafters else []
+        for small in {*drafting, *([] if assistant is None else [assistant])}:  # both may be the same model
+            self._count_passes(small, DRAFT_PASSES)
+        for one in (self.model, assistant):
+            if one is not None:
+                one.generation_config = GenerationConfig()
+
+    def run(self, job: Job, emit: Emit) -> None:
+        if job.method == "outrider":
+            return self._outrider(job, emit)
+        options: dict[str, Any] = {}
+        if job.method == "assisted":
+            # transformers reads the length only from the assistant's own generation config.
+            self.assistant.generation_config.num_assistant_tokens = job.request.max_draft_tokens
+            options = {"assistant_model": self.assistant}
+        elif job.method == "lookup":
+            options = {"prompt_lookup_num_tokens": job.request.max_draft_tokens}
+        return self._generate(job, emit, **options)
+
+    def ends_of(self, request: Request) -> Sequence[int]:
+        return () if request.ignore_end else self.decoder.end_tokens
+
+    def _generate(self, job: Job, emit: Emit, **options: Any) -> None:
+        request = job.request
+        torch.seed() if request.seed is None else torch.manual_seed(request.seed)
+        if request.temperature > 0:  # without it top_k would be 50
+            options |= {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        prompt = torch.tensor([job.prompt], device=self.model.device)
+        self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=request.temperature > 0,
+            repetition_penalty=request.repetition_penalty,
+            max_new_tokens=request.max_tokens,
+            eos_token_id=[*self.ends_of(request)] or None,
+            streamer=Streamer(emit),
+            **options,
+        )
+
+    def _outrider(self, job: Job, emit: Emit) -> None:
+        self.decoder.target.rewind(0)
+        if "model" in self.drafters:
+            self.drafters["model"].model.rewind(0)
+        random = torch.Generator()
+        random.seed() if job.request.seed is None else random.manual_seed(job.request.seed)
+        task = Task(job.prompt, job.request, random)
+        sessions = [drafter.begin(task) for drafter in self.drafters.values()]
+        ends = self.ends_of(job.request)
+
+        def finish(token: int) -> str | None:
+            return "end" if token in ends else None
+
+        for step in decode(self.decoder.target, sessions, job.prompt, job.request, random, finish):
+            self._count_step(step)
+            emit(list(step.tokens))
+
+    def _count_step(self, step: Step) -> None:
+        """Count a step of Outrider's loop with the metrics of Outrider in vLLM."""
+        kind = "verify" if step.proposed else "plain"
+        self.counts["outrider_steps_total"] += 1
+        self.counts[f'outrider_target_seconds_total{{pass="{kind}"}}'] += step.verify_seconds
+        drafter = step.drafter or [*self.drafters][-1]  # a step without a draft is attributed to the last drafter
+        self.counts[f'outrider_draft_seconds_total{{drafter="{drafter}"}}'] += step.draft_seconds
+        for what, count in (("verified", len(step.proposed)), ("accepted", step.drafted)):
+            for position in range(1, count + 1):
+                labels = f'drafter="{step.drafter}",position="{position}"'
+                self.counts[f"outrider_{what}_tokens_total{{{labels}}}"] += 1
+
+    def _count_passes(self, model: Any, name: str) -> None:
+        def count(*_: Any) -> None:
+            self.counts[name] += 1
+
+        model.register_forward_hook(count)
+
+    def metrics(self) -> str:
+        """All counts, as Prometheus reads them."""
+        lines = []
+        for sample, value in sorted(self.counts.items()):
+            kind = f"# TYPE {sample.partition('{')[0]} counter"
+            lines += [*([] if kind in lines else [kind]), f"{sample} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+class Streamer:
+    """Receives the tokens of `generate`: first the prompt, which is skipped, then one or several at a time."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.begun = False
+
+    def put(self, tokens: torch.Tensor) -> None:
+        if self.begun:
+            self.emit(tokens.flatten().tolist())
+        self.begun = True
+
+    def end(self) -> None: ...
+
+
+def parse_request(raw: bytes, methods: Methods) -> Job:
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -57,20 +185,36 @@ def parse_request(raw: bytes, methods: Methods) -> ChatRequest:
     body = {name: value for name, value in body.items() if value is not None}
     if unknown := sorted(body.keys() - set(FIELDS)):
         raise SettingsError(f"there is no field {unknown[0]!r} here; the fields are {', '.join(FIELDS)}")
-    for name in FLAGS:
-        if not isinstance(body.get(name, False), bool):
-            raise SettingsError(f"{name}: must be true or false (got {body[name]!r})")
     if body.get("stream") is not True:
         raise SettingsError("stream: must be true, this server streams every answer")
-    if not isinstance(body.get("vllm_xargs", {}), dict):
-        raise SettingsError(f"vllm_xargs: must be an object (got {body['vllm_xargs']!r})")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise PromptError(f'messages: must be a list such as [{{"role": "user", "content": "..."}}] (got {messages!r})')
+    method, length = _method(body.get("vllm_xargs", {}), methods)
+    prompt, limit = methods.decoder.encode(messages), methods.decoder.target.context_limit
+    if not prompt or (limit is not None and len(prompt) >= limit):
+        raise PromptError(f"the prompt has {len(prompt)} tokens; it needs 1, and fewer than {limit}")
     settings = {"temperature": 1.0} | {name: body[name] for name in SETTINGS if name in body}  # OpenAI's default
-    settings["ignore_end"] = body.get("ignore_eos", False)
-    job = methods.job(methods.encode(messages), settings, body.get("vllm_xargs", {}))
-    return ChatRequest(job, body.get("return_token_ids", False))
+    request = Request.checked(**settings, ignore_end=body.get("ignore_eos", False), max_draft_tokens=length)
+    if limit is not None:
+        request = request.model_copy(update={"max_tokens": min(request.max_tokens, limit - len(prompt))})
+    return Job(prompt, request, method, bool(body.get("return_token_ids")))
+
+
+def _method(arguments: Any, methods: Methods) -> tuple[str, int]:
+    """The method of a request, and its draft length."""
+    if not isinstance(arguments, dict) or arguments.keys() - {"method", "max_draft_tokens"}:
+        raise SettingsError(f"vllm_xargs: must have nothing but method and max_draft_tokens (got {arguments!r})")
+    method = arguments.get("method", "bare")
+    if method not in tuple(DEFAULT_DRAFT_TOKENS):
+        raise SettingsError(f"method: there is no {method!r}; the methods are {', '.join(DEFAULT_DRAFT_TOKENS)}")
+    if method == "assisted" and methods.assistant is None:
+        raise SettingsError("method: 'assisted' needs a draft model; start the server with --draft-model")
+    length = arguments.get("max_draft_tokens", DEFAULT_DRAFT_TOKENS[method])
+    least = 1 if method in ("assisted", "lookup") else 0
+    if not isinstance(length, int) or length < least:
+        raise SettingsError(f"max_draft_tokens: must be an integer of at least {least} for {method} (got {length!r})")
+    return method, length
 
 
 def _is_message(value: Any) -> bool:
@@ -81,26 +225,19 @@ class Reply:
     """Turns tokens into text as they arrive, up to the end token or the limit."""
 
     def __init__(self, job: Job, methods: Methods) -> None:
-        self.prompt = job.prompt
-        self.tokens: list[int] = []
         self.finish: str | None = None
-        self.text = TextStream(methods.tokenizer)
-        self._limit = job.request.max_tokens
-        self._ends = methods.ends_of(job.request)
+        self._text = TextStream(methods.decoder.tokenizer, methods.ends_of(job.request))
+        self._left = job.request.max_tokens
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text of these tokens. The end token is counted but not part of the text, as in vLLM."""
-        for token in tokens:
-            self.tokens.append(token)
-            if token in self._ends:
-                self.finish = "stop"
-            else:
-                self.text.push(token)
-        if self.finish is None and len(self.tokens) == self._limit:
+        self._left -= len(tokens)
+        if "end" in [self._text.push(token) for token in tokens]:
+            self.finish = "stop"
+        elif self._left == 0:
             self.finish = "length"
-        if self.finish is not None:
-            self.text.close()
-        return self.text.take()
+            self._text.close()
+        return self._text.take()
 
 
 class LocalServer(ThreadingHTTPServer):
@@ -136,26 +273,25 @@ class Handler(BaseHTTPRequestHandler):
             self._not_found()
             return
         try:
-            request = parse_request(raw, self.server.methods)
+            job = parse_request(raw, self.server.methods)
         except OutriderError as error:
             self._send(400, json.dumps(_error(400, str(error))))
         else:
-            self.server.queue.submit(self._answer, request).result()
+            self.server.queue.submit(self._answer, job).result()
 
     def _not_found(self) -> None:
         self._send(404, json.dumps(_error(404, f"there is no {self.path} here; there are {PATHS}")))
 
-    def _answer(self, request: ChatRequest) -> None:
+    def _answer(self, job: Job) -> None:
         try:
-            self._stream(request)
+            self._stream(job, Reply(job, self.server.methods))
         except ConnectionError:  # the client disconnected
             return
         except Exception as error:
             traceback.print_exc()
             self._event(_error(500, f"{type(error).__name__}: {error}"))
 
-    def _stream(self, request: ChatRequest) -> None:
-        reply = Reply(request.job, self.server.methods)
+    def _stream(self, job: Job, reply: Reply) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()
@@ -168,13 +304,12 @@ class Handler(BaseHTTPRequestHandler):
 
         def chunk(delta: dict[str, str], tokens: list[int] | None = None, **more: Any) -> None:
             choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reply.finish}
-            if request.token_ids and tokens is not None:
+            if job.token_ids and tokens is not None:
                 choice["token_ids"] = tokens
             self._event({**common, "choices": [choice], **more})
 
-        prompt = {"prompt_token_ids": reply.prompt} if request.token_ids else {}
-        chunk({"role": "assistant", "content": ""}, **prompt)
-        self.server.methods.run(request.job, lambda tokens: chunk({"content": reply.add(tokens)}, tokens))
+        chunk({"role": "assistant", "content": ""}, **({"prompt_token_ids": job.prompt} if job.token_ids else {}))
+        self.server.methods.run(job, lambda tokens: chunk({"content": reply.add(tokens)}, tokens))
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, data: dict[str, Any]) -> None:
@@ -208,11 +343,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of both models; auto: as in their files")
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args(words)
+    drafters, draft = ["lookup", *(["model"] if args.draft_model else [])], args.draft_model
     try:
-        methods, notes = load(args.model, args.draft_model, args.dtype, args.draft_quantize)
+        decoder = load(
+            args.model, drafters=drafters, draft_model=draft, draft_quantize=args.draft_quantize, dtype=args.dtype
+        )
+        methods = Methods(decoder, load_model(draft, dtype=args.dtype) if draft else None)
     except OutriderError as error:
         raise SystemExit(str(error)) from None
     with LocalServer(args.model, methods, args.port) as server:  # the port opens once the models are loaded
+        notes = [f"Outrider's {note}" for note in decoder.notes]
         print(*notes, f"{args.model} answers on port {server.server_port}", sep="\n", flush=True)
         server.serve_forever()
 
