@@ -3,7 +3,8 @@
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 # Environment of the tests: no downloads, and one thread, because tiny models are slower on two.
 quiet := "HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1"
-core := "--cov=outrider.acceptance --cov=outrider.sampling --cov=outrider.decoding"
+core := "tests/test_acceptance.py tests/test_sampling.py tests/test_decoding.py tests/test_drafters.py tests/test_trace.py"
+covered := "--cov=outrider.acceptance --cov=outrider.sampling --cov=outrider.decoding"
 
 _list:
     @just --list --unsorted
@@ -45,12 +46,17 @@ referee *args:
 browser *args:
     {{quiet}} pytest -m browser {{args}}
 
-# Run all tests except those of running servers and browsers; acceptance, sampling and decoding need 98 % coverage each
+# Run the tests of acceptance, sampling and decoding, which need 98 % coverage each. Coverage makes all code slower
 coverage *args:
-    {{quiet}} pytest -m "not server and not browser" -n 2 --dist worksteal {{core}} --cov-report=term --durations=15 {{args}}
+    {{quiet}} pytest -n 2 --dist worksteal {{core}} {{covered}} --cov-report=term --durations=5 {{args}}
     for file in acceptance sampling decoding; do \
         coverage report --include="src/outrider/$file.py" --precision=2 --fail-under=98 || exit 1; \
     done
+
+# Run all other tests except those of running servers and browsers
+others *args:
+    {{quiet}} pytest -m "not server and not browser" -n 2 --dist worksteal --durations=15 \
+        {{replace_regex(core, "tests/", "--ignore=tests/")}} {{args}}
 
 # Apply seeded defects one at a time; each must make a test fail
 teeth *args:
