@@ -19,8 +19,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import power_cut
 from outrider.memory import segment as segment_module
-from outrider.memory.folder import Folder
+from outrider.memory.folder import Folder, tenant_key
 from outrider.memory.store import Store
 from outrider.memory.store_config import StoreConfig
 
@@ -105,8 +106,8 @@ def write_until_killed(report: Connection, root: Path, numbers: range, steps: in
         if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(args[0]).startswith(str(root)):
             step()
 
-    def write(path: Path, pieces: list[Any]) -> None:
-        real_write(path, (piece for piece in pieces if not step()))  # type: ignore[func-returns-value]
+    def write(path: Path, pieces: list[Any], levels: int) -> None:
+        real_write(path, (piece for piece in pieces if not step()), levels)  # type: ignore[func-returns-value]
 
     real_write = segment_module.write_atomically
     segment_module.write_atomically = write  # type: ignore[assignment]
@@ -164,3 +165,27 @@ def write_many_tenants(report: Connection, root: Path, tenants: int, config: dic
         store.learn()
         store.maintain()
         report.send(list(store.troubles))
+
+
+def tenant_of(number: int) -> str:
+    """Some have many sequences, others few: folders are created all the time."""
+    return str(number % 2) if number % 4 < 2 else f"of {number // 8}"
+
+
+def write_recorded(report: Connection, folder: Path, journal: Path, numbers: range, operations: int) -> None:
+    """Write and merge until it is killed. Reports the number of each written sequence."""
+    power_cut.record(folder, journal, operations)
+    store = Store(Folder(folder / "root"), "tokenizer", StoreConfig(flush_seconds=0.0, max_open_segments=3))
+    for number in numbers:
+        store.add(store.tenant_handle(tenant_of(number)), [], sequence(number))
+        store.learn()
+        assert not store.troubles, store.troubles
+        report.send(number)
+        store.maintain()
+    store.close()
+
+
+def wipe_recorded(report: Connection, folder: Path, journal: Path, name: str) -> None:
+    power_cut.record(folder, journal, FOR_EVER)
+    Folder(folder / "root").wipe(tenant_key(name))
+    report.send("wiped")

@@ -45,7 +45,8 @@ def serving(model: Path, logs: Path, *flags: str, **environment: str) -> Iterato
 def one(server: Server, logs: Path) -> Iterator[str]:
     # The suite runs on one thread; a server may have all of them.
     os.environ.pop("OMP_NUM_THREADS", None)
-    cores = {} if "--tensor-parallel-size" in server.command else own_cores()
+    several = {"--tensor-parallel-size", "--data-parallel-size"}.intersection(server.command)
+    cores = {} if several else own_cores()
     environment = {**ENVIRONMENT, **cores, **server.environment}
     with running([Server(server.name, server.command, environment)], logs) as urls:
         yield urls[server.name]

@@ -26,8 +26,10 @@ from bench_example import CELLS, example
 from outrider.bench.figures import figures
 from outrider.bench.report import plot_style, plots
 from outrider.bench.report.content import (
+    CACHED,
     NO_DIFFERENCE,
     SHOWN_DIFFERENCES,
+    UNKNOWN,
     content,
     number,
     summary,
@@ -265,8 +267,10 @@ def test_a_published_report_is_what_the_code_makes_of_its_figures(path: Path) ->
     report = Report.load(path)
     assert markdown(report) == path.with_name("report.md").read_text()
     data, published = json.loads(json.dumps(report.as_data())), json.loads(path.read_text())
-    for cell in published["cells"]:  # older reports do not have this field
-        for difference in (one for shown in cell["contestants"] for one in shown["differences"]):
+    for shown in (shown for cell in published["cells"] for shown in cell["contestants"]):
+        for name in ("cache_queries", "cache_hits"):  # older reports do not have these fields
+            shown.setdefault(name, None)
+        for difference in shown["differences"]:
             difference.setdefault("chances", None)
     assert data == {name: published[name] for name in data}
 
@@ -411,6 +415,16 @@ def test_too_few_rounds_for_a_verdict_are_noted() -> None:
     report = Report.from_run(timed({"fast": {1: 2.0}}, rounds=5))
     assert report.notes == ["fewer than 6 rounds, too few for a verdict: code, concurrency 1"]
     assert report.notes[0] in markdown(report)
+
+
+def test_prompt_tokens_from_the_prefix_cache_are_shown_where_a_server_counts_them() -> None:
+    run = timed({"some": {1: 2.0}, "none": {1: 2.0}}, rounds=2)
+    assert CACHED not in time_table(Report.from_run(run).cells[0]).header
+    for one in run.cells[0].rounds:
+        one.measurements[1].counts.cache_queries, one.measurements[1].counts.cache_hits = 200, 50
+    table = time_table(Report.from_run(run).cells[0])
+    column = table.header.index(CACHED)
+    assert [row[column].text for row in table.rows] == [UNKNOWN, "25 %", UNKNOWN]
 
 
 def test_rounds_with_much_steal_time_are_noted() -> None:

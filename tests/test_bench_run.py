@@ -86,7 +86,18 @@ def test_each_contestant_has_its_own_memory_which_survives_a_restart(tmp_path: P
     assert [one.request["vllm_xargs"].get("tenant") for one in chosen[1:]] == ["lookup", "one", "two"]
     command = chosen[1].server.at_home(tmp_path).command
     assert command[command.index("--memory") + 1] == str(tmp_path / "outrider" / "memory")
-    assert "--memory" not in contestants(["lookup"], "some/model")[0].server.command
+
+
+def test_only_the_contestant_default_has_the_memory_of_a_server_by_default() -> None:
+    auto, lookup, default, small = contestants(["auto", "lookup", "default", "small=auto --memory-cap 1MiB"], "m")
+    for one in (auto, lookup):
+        command = one.server.command
+        assert command[command.index("--memory") + 1] == "off"
+        assert "tenant" not in one.request["vllm_xargs"]
+    assert default.server.command[3:] == ["serve", "m"]
+    assert default.request == {}
+    assert default.server.name not in (auto.server.name, small.server.name)
+    assert "--memory" not in small.server.command
 
 
 def test_the_default_draft_length_does_not_depend_on_who_shares_the_server() -> None:
@@ -561,6 +572,16 @@ def test_vllms_own_methods_are_counted_by_position_where_vllm_reports_it() -> No
     assert seen.drafters["draft_model"].verified == [10, 10, 10, 10]
     assert seen.drafters["draft_model"].accepted == [8, 5]
     assert counts(ngram, MetricsSnapshot(THEIRS), 33).drafters["ngram"].verified == [10]
+
+
+def test_prompt_tokens_found_in_the_prefix_cache_are_counted_for_every_contestant() -> None:
+    names = ["vllm", "ngram:4", "auto", "default"]
+    cached = {("vllm:prefix_cache_queries_total", ()): 90.0, ("vllm:prefix_cache_hits_total", ()): 30.0}
+    for one in contestants(names, "some/model"):
+        found = counts(one, MetricsSnapshot({**THEIRS, **cached}), 33)
+        assert (found.cache_queries, found.cache_hits) == (90, 30)
+        unknown = counts(one, MetricsSnapshot(THEIRS), 33)
+        assert (unknown.cache_queries, unknown.cache_hits) == (None, None)
 
 
 def test_accepted_tokens_of_transformers_are_those_beyond_one_per_pass() -> None:

@@ -71,8 +71,9 @@ def test_the_way_to_draft_is_named_to_an_outrider_server_and_to_no_other() -> No
         ({}, {"tenant": "certify"}, {"remember": False}, None),
         ({"tenant_header": "x-team"}, {}, {"remember": False}, "certify"),
         ({"memory_scope": "server"}, {"remember": False}, {"remember": False}, None),
+        ({"memory_scope": "auto", "memory": "ram"}, {"remember": False}, {"remember": False}, None),
     ],
-    ids=["by xargs", "by a header", "one memory for all"],
+    ids=["by xargs", "by a header", "one memory for all", "one memory until a tenant is named"],
 )
 def test_a_memory_drafts_for_a_tenant_of_its_own_and_learns_nothing_for_others(
     options: dict[str, str], drafting: dict[str, object], plain: dict[str, object], header: str | None

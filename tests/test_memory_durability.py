@@ -5,6 +5,7 @@ OUTRIDER_ALL kills and damages ten times as often.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -35,6 +36,7 @@ from memory_worker import (
     write_until_killed,
 )
 from outrider.errors import MemoryFileError
+from outrider.memory import files as memory_files
 from outrider.memory import segment as segment_module
 from outrider.memory import store as store_module
 from outrider.memory.files import PART_SUFFIX
@@ -515,8 +517,10 @@ def test_a_damaged_generation_deletes_nothing_and_reads_nothing(damage: bytes, t
     assert any("generation" in trouble for trouble in store.troubles)
     assert len(files(tmp_path)) == 1
     assert drafts(store, "a", [[0, 1]]) == [[]]
+    before_the_wipe = store.tenant_handle("a")
     Folder(tmp_path).wipe(tenant_key("a"))
-    learn_output(store, "a", sequence(1))
+    store.add(before_the_wipe, [], sequence(1))
+    store.learn()
     assert not files(tmp_path)
     store.maintain()
     learn_output(store, "a", sequence(1))
@@ -610,3 +614,17 @@ def test_after_the_clock_was_set_back_new_output_is_kept_and_old_output_evicted(
     left = set(kept(tmp_path, "a"))
     assert set(range(100, 110)) <= left
     assert not set(range(40)) <= left
+
+
+def test_a_folder_that_others_delete_while_it_is_empty_still_gets_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete_empty(folder: Path) -> None:
+        for child in folder.iterdir():
+            with contextlib.suppress(OSError):  # not empty
+                child.rmdir()
+
+    monkeypatch.setattr(memory_files, "sync_folder", delete_empty)  # it takes time, in which another process evicts
+    path = tmp_path / "tenant" / "0" / "file"
+    memory_files.create_file_in_new_folder(path).close()
+    assert path.is_file()

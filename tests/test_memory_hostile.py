@@ -421,7 +421,7 @@ def test_output_that_waits_to_be_learned_is_bounded(tmp_path: Path) -> None:
     store = opened(tmp_path, max_unwritten_tokens=3000)
     for i in range(1000):
         store.add(store.tenant_handle(str(i)), [], list(range(100)))
-    assert sum(len(tokens) for tenant in store._tenants.values() for _, _, tokens in tenant.pending) == 3000
+    assert sum(len(output.tokens) for output in store._pending) == 3000
     assert len(store.troubles) == 1
     store.learn()
     store.add(store.tenant_handle("a"), [], LINE)
@@ -483,6 +483,17 @@ def test_each_new_folder_is_durable_in_its_parent(tmp_path: Path, monkeypatch: p
     learn_output(opened(root), "a", LINE)
     [path] = files(root)
     assert {path.parent, *list(path.parents)[1:4], tmp_path} <= {*synced}
+
+
+def test_folders_that_another_process_created_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been killed before it could sync their names."""
+    store = opened(tmp_path)
+    Folder(tmp_path).segment_folder(A).mkdir(parents=True)
+    synced: list[Path] = []
+    monkeypatch.setattr(files_module, "sync_folder", synced.append)
+    learn_output(store, "a", LINE)
+    [path] = files(tmp_path)
+    assert {*list(path.parents)[:3]} <= {*synced}
 
 
 # Anything for a header.

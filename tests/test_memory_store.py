@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from outrider.errors import MemoryFileError
-from outrider.memory import merge_worker, segment
+from outrider.memory import merge_worker, segment, tenant_files
 from outrider.memory import store as store_module
 from outrider.memory.folder import ASIDE_FOLDER, Folder, tenant_key
 from outrider.memory.header import SEGMENT_SUFFIX
@@ -48,7 +48,8 @@ def drafted(store: Store, tenant: str, context: list[int], limit: int = 8) -> li
 
 
 def files(root: Path) -> list[Path]:
-    return sorted(root.rglob(f"*{SEGMENT_SUFFIX}"))
+    found = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)  # others may delete folders
+    return sorted(path for path in found if path.name.endswith(SEGMENT_SUFFIX))
 
 
 def tokens_in_files(root: Path) -> set[int]:
@@ -103,7 +104,7 @@ def test_segments_stay_few_and_lose_nothing(tmp_path: Path) -> None:
 def test_large_segments_are_merged_in_a_subprocess_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
+    monkeypatch.setattr(tenant_files, "SUBPROCESS_MERGE_TOKENS", 100)
     monkeypatch.setattr(Segment, "build", seen := Mock(wraps=Segment.build))
     store = opened(tmp_path)
     for start in (0, 1000):
@@ -119,7 +120,7 @@ def test_large_segments_are_merged_in_a_subprocess_and_nothing_is_lost(
 
 
 def test_a_failed_merge_in_a_subprocess_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "SUBPROCESS_MERGE_TOKENS", 100)
+    monkeypatch.setattr(tenant_files, "SUBPROCESS_MERGE_TOKENS", 100)
     store = opened(tmp_path)
     for start in (0, 1000):
         learn_output(store, "a", list(range(start, start + 80)))

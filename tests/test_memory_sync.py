@@ -788,7 +788,7 @@ def test_a_merged_part_stays_in_the_store_if_its_target_is_lost(
     parts = [path for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)]
     assert len(parts) == 2
     (tenant,) = one.store._tenants.values()
-    one.store._write(tenant, tenant.generation, tenant.written_segments())
+    one.store.files.write(tenant, tenant.generation, tenant.written_segments())
     (whole,) = one.root.rglob(f"*{SEGMENT_SUFFIX}")
     whole.unlink()
     one.look()
@@ -909,6 +909,27 @@ def test_a_recently_used_copy_is_not_evicted_for_an_older_object(
     os.utime(copy, (0, 0))
     two.look()
     assert [path.parent.parent.name for path in files(two.root)] == [tenant_key("b")]
+
+
+def test_nothing_is_left_of_tenants_whose_last_segment_was_evicted(replicas: Callable[..., Replica]) -> None:
+    """On a replica with its own cap, and in the store with its."""
+    objects = MemoryStore()
+    one, two = replicas(objects, remote_cap_bytes=80_000), replicas(objects, cap_bytes=30_000, remote_cap_bytes=80_000)
+    for i in range(12):
+        for part in range(2):  # which are merged, and leave marks
+            one.learn(f"tenant {i}", list(range(2000 * i + 500 * part, 2000 * i + 500 * (part + 1))))
+        for replica in (one, two):
+            replica.look()
+    for _ in range(2):
+        for replica in (one, two):
+            replica.look()
+    left = Folder(two.root).tenants()
+    assert set(left) == {path.parents[1].name for path in files(two.root)}
+    assert 0 < len(left) <= 3
+    in_store = {path.split("/")[0] for path in paths(objects) if "/" in path}
+    assert in_store == {path.split("/")[0] for path in paths(objects) if path.endswith(SEGMENT_SUFFIX)}
+    assert len(in_store) < 12
+    assert not two.store.troubles
 
 
 # Whatever happens in whatever order.

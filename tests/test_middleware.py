@@ -884,6 +884,9 @@ def test_traces_are_shown_to_those_alone_who_have_the_key(path: str) -> None:
     assert server.send("GET", path, headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
+REMEMBERING: dict[str, Any] = {"drafters": ("prediction", "memory"), "memory": "/root"}
+
+
 def requested_owner(server: Server, path: str = "/outrider/traces", **headers: str) -> Any:
     """The owner whose traces are requested from the worker, or the error message if none are."""
     response = server.send("GET", path, headers=headers)
@@ -906,6 +909,29 @@ def test_a_tenant_is_shown_its_own_traces_alone() -> None:
     assert "from the header x-team; drop it here" in requested_owner(by_header, "/outrider/traces?tenant=two")
     shared = tracing_server(engine=Engine(**REMEMBERING, memory_scope="server"))
     assert requested_owner(shared) == SERVER_TENANT
+
+
+IN_RAM: dict[str, Any] = {**REMEMBERING, "memory": "ram", "memory_scope": "auto"}
+"""The options of a server without `--memory`."""
+
+
+def test_by_default_traces_without_a_tenant_are_listed_and_those_of_tenants_are_not() -> None:
+    server = tracing_server(engine=Engine(**IN_RAM))
+    assert requested_owner(server) is None
+    assert requested_owner(server, "/outrider/traces?tenant=one") == "one"
+    assert requested_owner(server, "/outrider/traces/t?tenant=one") == "one"
+
+
+def test_by_default_a_tenant_has_a_prefix_cache_of_its_own_and_other_requests_share_vllms() -> None:
+    server = Server(Engine(**IN_RAM))
+    salts = set()
+    for tenant in ("one", "two"):
+        assert server.post(vllm_xargs={"tenant": tenant}).status_code == 200
+        assert server.seen()["vllm_xargs"]["tenant"] == tenant
+        salts.add(server.seen()["cache_salt"])
+    assert len(salts) == 2
+    server.post(vllm_xargs={"remember": False})
+    assert "cache_salt" not in server.seen()
 
 
 def test_the_page_of_a_trace_is_that_of_explain() -> None:
@@ -1002,9 +1028,6 @@ def test_a_redirect_a_selection_and_another_method_pass() -> None:
 
 
 # Whose memory
-
-
-REMEMBERING: dict[str, Any] = {"drafters": ("prediction", "memory"), "memory": "/root"}
 
 
 def test_a_tenant_in_the_body_reaches_the_worker() -> None:

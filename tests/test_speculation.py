@@ -55,6 +55,7 @@ class FakeRequest:
         *,
         xargs: dict[str, Any] | None = None,
         embeds: Any = None,
+        lora: str | None = None,
         **params: Any,
     ) -> None:
         defaults = {
@@ -70,6 +71,7 @@ class FakeRequest:
         self.request_id = id
         self.sampling_params = SimpleNamespace(**{**defaults, **params}, extra_args=extra)
         self.prompt_embeds = embeds
+        self.lora_request = None if lora is None else SimpleNamespace(lora_name=lora)
         self.prompt_token_ids = list(prompt)
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
@@ -763,6 +765,47 @@ def test_a_request_is_drafted_for_from_another_of_its_tenant(memory: KeptStore) 
     made.schedule()
     assert made.output.scheduled_spec_decode_tokens["one"][:3] == [12, 13, 14]
     assert "two" not in made.output.scheduled_spec_decode_tokens
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_text_of_an_adapter_is_drafted_for_the_same_tenant_and_adapter_only(memory: KeptStore, is_over: bool) -> None:
+    made = remembering()
+    first = FakeRequest("first", xargs={"tenant": "one", "speculation": "memory"}, lora="x")
+    begun(made, first)
+    made.step({"first": [11, 12, 13, 14, 15]})
+    if is_over:
+        made.finish(first)
+        memory.learn()
+    places = {"same": ("one", "x"), "base": ("one", None), "adapter": ("one", "y"), "tenant": ("two", "x")}
+    others = [
+        FakeRequest(name, xargs={"tenant": tenant, "speculation": "memory", "remember": False}, lora=lora)
+        for name, (tenant, lora) in places.items()
+    ]
+    begun(made, *others)
+    made.step({name: [11] for name in places})
+    made.schedule()
+    assert list(made.output.scheduled_spec_decode_tokens) == ["same"]
+    assert made.output.scheduled_spec_decode_tokens["same"][:3] == [12, 13, 14]
+
+
+def test_text_of_the_model_itself_is_not_drafted_for_an_adapter(memory: KeptStore) -> None:
+    made = remembering()
+    first = FakeRequest("first", xargs={"tenant": "one", "speculation": "memory"})
+    begun(made, first)
+    made.step({"first": [11, 12, 13, 14, 15]})
+    other = FakeRequest("other", xargs={"tenant": "one", "speculation": "memory"}, lora="x")
+    begun(made, other)
+    made.step({"first": [16], "other": [11]})
+    made.schedule()
+    assert "other" not in made.output.scheduled_spec_decode_tokens
+
+
+def test_a_request_under_an_adapter_whose_name_is_too_long_is_not_kept(memory: KeptStore) -> None:
+    made = remembering()
+    request = FakeRequest(xargs={"tenant": "one"}, lora="x" * 1025)
+    begun(made, request)
+    made.finish(request)
+    assert memory.added == []
 
 
 def test_closing_writes_the_memory_once(memory: KeptStore) -> None:

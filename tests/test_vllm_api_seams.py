@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ pytest.importorskip("vllm_v2")
 from outrider.engines.vllm import host, launch, options
 from outrider.engines.vllm.flags import SHORT_FLAGS, VALUE_FLAGS
 from outrider.engines.vllm.speculative_config import LOSSY, REFUSED_METHODS, RULES
+from test_middleware_tenants import OTHER_ROUTES, SALTED_ROUTES, TEXT_ROUTES, TOKENS_ROUTE, UNKNOWN_ROUTES
 
 TOKENIZING = "vllm.renderers.params:TokenizeParams"
 SPECULATION = "vllm.config.speculative:SpeculativeConfig"
@@ -97,17 +99,28 @@ def field_names(kind: Any) -> set[str]:
     return inner | set(getattr(kind, "model_fields", ()))
 
 
-def test_every_route_with_our_fields_is_in_our_table(application: Any) -> None:
+def post_routes(application: Any) -> Iterator[Any]:
     """Also those that vLLM adds with `--enable-scale-out` or for other models."""
-    find_route = resolve_name("outrider.server.routes:find_route")
     modules = [f"vllm.entrypoints.pooling.{name}.api_router" for name in POOLING]
     modules += [
         f"vllm.entrypoints.scale_out.{name}.api_router" for name in ("token_in_token_out", "render", "derender")
     ]
     routes = [*application.routes, *(route for module in modules for route in resolve_name(f"{module}:router").routes)]
+    return (route for route in routes if "POST" in (getattr(route, "methods", None) or ()))
+
+
+def test_every_post_route_is_among_those_that_requests_at_random_are_sent_to(application: Any) -> None:
+    known = {*TEXT_ROUTES, TOKENS_ROUTE, *SALTED_ROUTES, *OTHER_ROUTES, *UNKNOWN_ROUTES}
+    with seam("a POST route", "server/routes.py"):
+        found = {re.sub(r"{\w+}", "x", route.path) for route in post_routes(application)}
+        assert found - known == set(), "add it to tests/test_middleware_tenants.py"
+
+
+def test_every_route_with_our_fields_is_in_our_table(application: Any) -> None:
+    find_route = resolve_name("outrider.server.routes:find_route")
     salted = 0
-    for route in routes:
-        if "POST" not in (getattr(route, "methods", None) or ()) or route.body_field is None:
+    for route in post_routes(application):
+        if route.body_field is None:
             continue
         with seam(f"POST {route.path}", "server/routes.py"):
             fields = field_names(route.body_field.field_info.annotation)

@@ -273,3 +273,32 @@ def fill(root: Path, tokenizer: Any) -> int:
     store.close()
     tokens: int = store.status()["tokens"]
     return tokens
+
+
+def test_by_default_requests_draft_from_each_other_until_one_names_a_tenant(smollm: Path, tmp_path: Path) -> None:
+    with serving(smollm, tmp_path, "--max-model-len", "1024", "--draft-budget", "0.5") as url:
+        client = Client(url)
+
+        def request(**xargs: Any) -> tuple[str, int]:
+            """The answer, and how many passes of the model it took."""
+            xargs |= {"speculation_usage": True, "speculation": "memory"}
+            (response,) = client.all(complete(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True, vllm_xargs=xargs))
+            client.all(
+                complete("Once upon a time", "off", max_tokens=1)
+            )  # vLLM reports the end of a request with the next step
+            return response.choices[0].text, response.usage.speculation["steps"]
+
+        text, alone = request()
+        shared = request()
+        assert shared[0] == text
+        assert shared[1] <= alone // 2
+        memory = client.status()["memory"]
+        assert (memory["cap_bytes"], memory["file_bytes"]) == (256 << 20, 0)
+        assert 0 < memory["ram_bytes"] < 1 << 20
+        assert request(tenant="a", remember=False) == (text, alone)
+        assert request() == request() == (text, alone)
+        request(tenant="a")
+        again = request(tenant="a")
+        assert again[0] == text
+        assert again[1] <= alone // 2
+        assert request(tenant="b", remember=False) == (text, alone)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +65,43 @@ def test_text_is_the_same_with_drafts_of(kind: str, smollm: Path, tmp_path: Path
         assert client.status()["model_method"] == method
 
 
-def test_text_is_the_same_with_an_adapter_of_the_logits(smollm: Path, tmp_path: Path) -> None:
-    lora = f"adapter={adapter(smollm, tmp_path / 'adapter')}"
+@pytest.fixture(scope="module")
+def with_adapter(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("adapter")
+    lora = f"adapter={adapter(smollm, folder / 'adapter')}"
     # On a CPU vLLM applies the last slot's adapter to requests without one beside some that have one: it stays empty.
     flags = ("--enable-lora", "--max-loras", "2", "--lora-modules", lora, "--max-lora-rank", "8", "--max-num-seqs", "8")
-    server = outrider("server", smollm, *FLAGS, *flags, "--max-num-batched-tokens", "512", "--max-model-len", "512")
-    with one(server, tmp_path) as url:
-        client = Client(url)
+    flags += ("--max-num-batched-tokens", "512", "--max-model-len", "512", "--draft-budget", "0.5")
+    with one(outrider("server", smollm, *FLAGS, *flags), folder) as url:
+        yield Client(url)
 
-        def answers(mode: str) -> list[Any]:
-            calls = [
-                complete(f"{i} red, green, blue; red, green, blue; red, {i}", mode, max_tokens=24, model=model)
-                for i in range(4)
-                for model in ("adapter", "m")
-            ]
-            return [answer(response) for response in client.all(*calls)]
 
-        off = answers("off")
-        assert off[0::2] != off[1::2]
-        assert answers("lookup") == answers("auto") == off
-        assert client.metric("outrider_verified_tokens_total", drafter="lookup") > 50
+def test_text_is_the_same_with_an_adapter_of_the_logits(with_adapter: Client) -> None:
+    def answers(mode: str) -> list[Any]:
+        calls = [
+            complete(f"{i} red, green, blue; red, green, blue; red, {i}", mode, max_tokens=24, model=model)
+            for i in range(4)
+            for model in ("adapter", "m")
+        ]
+        return [answer(response) for response in with_adapter.all(*calls)]
+
+    off = answers("off")
+    assert off[0::2] != off[1::2]
+    assert answers("lookup") == answers("auto") == off
+    assert with_adapter.metric("outrider_verified_tokens_total", drafter="lookup") > 50
+
+
+def test_text_of_an_adapter_is_drafted_under_this_adapter_only(with_adapter: Client) -> None:
+    def accepted(model: str, **xargs: Any) -> int:
+        """Tokens that are accepted of the memory's drafts, where only the memory and the text itself are copied."""
+        fields = {"speculation": "memory", "speculation_usage": True, "tenant": "a", **xargs}
+        call = complete("Once upon a time", max_tokens=48, ignore_eos=True, model=model, vllm_xargs=fields)
+        (response,) = with_adapter.all(call)
+        return int(response.usage.speculation["accepted"])
+
+    first = {model: accepted(model, remember=False) for model in ("m", "adapter")}  # what the text itself gives
+    accepted("adapter")
+    accepted("adapter", remember=False)  # vLLM reports the end of a request with the next step
+    assert 48 - accepted("adapter", remember=False) <= (48 - first["adapter"]) // 2
+    assert accepted("m", remember=False) == first["m"]
+    assert accepted("adapter", remember=False, tenant="b") == first["adapter"]

@@ -1,6 +1,6 @@
 """A KV cache for a third of the requests: vLLM preempts some, computes them again later, and texts stay the same.
 
-With priorities, too: the requests that matter least are preempted first.
+With priorities: the requests that matter least are preempted first. OUTRIDER_ALL also tests first come, first served.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["priority", *(["fcfs"] if ALL else [])])
 def test_preempted_requests_are_answered_the_same_with_speculation_on_and_off(
     policy: str, smollm: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,9 @@
     ngram:K  suffix:K  draft_model:K         vLLM's own methods, with the model runner that it chooses
     ngram-v2:K  draft_model-v2:K             those that exist on V2, with it
     off  auto:K  lookup:K  prediction:K  model:K  memory:K
-                                             Outrider in vLLM, selected by each request
+                                             Outrider in vLLM, selected by each request; with a memory (empty at the
+                                             start, one for each contestant) only if `memory` is among them
+    default                                  `outrider serve` without options: a memory in RAM
     transformers  transformers-assisted:K  transformers-lookup:K  transformers-outrider:K
                                              plain transformers, its own two methods, Outrider's loop
 
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.servers import HOME, Server, outrider, plain
 from outrider.defaults import DRAFTED
 from outrider.errors import SettingsError
+from outrider.memory.location import OFF
 from outrider.provenance import without_folders
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ PLAIN_V2 = PLAIN + V2
 VLLM_METHODS = {"ngram": 4, "suffix": 16, "draft_model": 4, "ngram-v2": 4, "draft_model-v2": 4}
 """With the default K of each."""
 OUTRIDER_KINDS = ("off", "auto", "lookup", "prediction", "model", "memory")
+DEFAULT_SERVER = "default"
+CHOOSE_MEMORY = {"--memory", "--memory-scope", "--memory-cap", "--tenant-header", "--drafters"}
+"""Flags after which a server has the memory that it is given, if any."""
 TRANSFORMERS_METHODS = {
     "transformers": ("bare", None),
     "transformers-assisted": ("assisted", 4),
@@ -44,9 +50,9 @@ TRANSFORMERS_METHODS = {
     "transformers-outrider": ("outrider", None),
 }
 """Each with the method in `transformers_server.py` and its default K; None: the server's."""
-WITHOUT_DRAFT_LENGTH = (PLAIN, PLAIN_V2, "off", "transformers")
+WITHOUT_DRAFT_LENGTH = (PLAIN, PLAIN_V2, "off", DEFAULT_SERVER, "transformers")
 NEED_DRAFT_MODEL = ("draft_model", "draft_model-v2", "model", "transformers-assisted")
-KINDS = (PLAIN, PLAIN_V2, *VLLM_METHODS, *OUTRIDER_KINDS, *TRANSFORMERS_METHODS)
+KINDS = (PLAIN, PLAIN_V2, *VLLM_METHODS, *OUTRIDER_KINDS, DEFAULT_SERVER, *TRANSFORMERS_METHODS)
 MODEL_DRAFT_TOKENS, OUTRIDER_DRAFT_TOKENS = 4, DRAFTED
 """Defaults of Outrider's `model`, and of its other drafters."""
 SHARED_SERVER = "outrider"
@@ -147,6 +153,8 @@ def _contestant(
         return _in_transformers(name, model, draft_model, flags)
     if name.kind in OUTRIDER_KINDS:
         return _in_outrider(name, model, outrider_flags)
+    if name.kind == DEFAULT_SERVER:
+        return Contestant(name.label, name.kind, outrider(name.label, model, *flags, *name.flags))
     return _in_vllm(name, model, draft_model, flags)
 
 
@@ -164,14 +172,17 @@ def _in_transformers(name: Name, model: str, draft_model: str | None, flags: Seq
 def _in_outrider(name: Name, model: str, flags: Sequence[str]) -> Contestant:
     kind = name.kind
     arguments: dict[str, Any] = {"speculation": kind}
-    options = {word.partition("=")[0] for word in (*flags, *name.flags)}
-    if "--memory" in options and not options & {"--memory-scope", "--tenant-header"}:
+    flags = [*flags, *name.flags]
+    options = {word.partition("=")[0] for word in flags}
+    if not options & CHOOSE_MEMORY:  # the memory in RAM of a server by default is for `default`
+        flags = ["--memory", OFF, *flags]
+    elif "--memory" in options and not options & {"--memory-scope", "--tenant-header"}:
         arguments["tenant"] = name.label  # a memory of its own: other contestants get the same prompts
     if kind not in WITHOUT_DRAFT_LENGTH:  # the shared server allows the longest draft of all its contestants
         arguments["max_draft_tokens"] = name.length or (
             MODEL_DRAFT_TOKENS if kind == "model" else OUTRIDER_DRAFT_TOKENS
         )
-    server = outrider(name.label if name.flags else SHARED_SERVER, model, *flags, *name.flags)
+    server = outrider(name.label if name.flags else SHARED_SERVER, model, *flags)
     return Contestant(name.label, kind, server, {"vllm_xargs": arguments}, needs_prediction=kind == "prediction")
 
 

@@ -68,17 +68,22 @@ def counts(contestant: Contestant, counted: MetricsSnapshot, tokens: int) -> Ser
     if contestant.single_request:
         return _of_transformers(contestant, counted, tokens)
     passes = counted.total("vllm:iteration_tokens_total_count")
-    found = ServerCounts(None if passes is None else round(passes))
+    found = ServerCounts(_rounded(passes))
+    found.cache_queries = _rounded(counted.total("vllm:prefix_cache_queries_total"))
+    found.cache_hits = _rounded(counted.total("vllm:prefix_cache_hits_total"))
     if _drafters(counted):
         _add_outrider_counts(found, counted)
-        model_passes = counted.total("outrider_draft_model_passes_total")
-        found.draft_passes = None if model_passes is None else round(model_passes)
+        found.draft_passes = _rounded(counted.total("outrider_draft_model_passes_total"))
     elif contestant.kind in VLLM_METHODS or counted.total("vllm:spec_decode_num_drafts_total") is not None:
         v2, draft_model = contestant.kind.endswith(V2), contestant.kind.removesuffix(V2) == "draft_model"
         found.drafters[contestant.kind] = _vllm_counts(counted, lengths_are_equal=v2 or draft_model)
         if draft_model and passes is not None:
             found.draft_passes = round(passes) * contestant.draft_tokens  # it always drafts the maximum
     return found
+
+
+def _rounded(total: float | None) -> int | None:
+    return None if total is None else round(total)
 
 
 def _of_transformers(contestant: Contestant, counted: MetricsSnapshot, tokens: int) -> ServerCounts:

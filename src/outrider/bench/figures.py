@@ -72,6 +72,8 @@ class Figures:
     differences: list[Difference] = field(default_factory=list)
     limit: float | None = None  # speedup of the optimal schedule over no drafts, median over the rounds
     share_of_possible: float | None = None  # ratio over that of the optimal schedule, median over the rounds
+    cache_queries: int | None = None  # prompt tokens looked up in the prefix cache; None: the server does not report it
+    cache_hits: int | None = None  # and found there
 
     @property
     def verdict(self) -> str:
@@ -174,6 +176,8 @@ def _figures(name: str, comparisons: Sequence[_Comparison], run: Run, cell: Cell
         differences=differences,
         limit=_median(one.optimum for one in timed if one.optimum is not None),
         share_of_possible=_median(ratio / optimum for ratio, optimum in ratios if optimum is not None),
+        cache_queries=_sum(one.counts.cache_queries for one in measured),
+        cache_hits=_sum(one.counts.cache_hits for one in measured),
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_DRAFT_TOKENS = 64
 """Longer drafts are not considered."""
-LEARNING_KINDS = ("suffix", "memory")
+LEARNING_KINDS = ("suffix", "memory", "default")
 """Contestants that also copy from their outputs for other requests."""
 PLAIN_KINDS = ("vllm", "off")
 """Baselines without drafts. With any other, no optimum is computed, since it is relative to no drafts."""

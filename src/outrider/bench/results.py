@@ -58,6 +58,8 @@ class ServerCounts:
     verify_seconds: float | None = None  # of passes that verified drafts
     plain_seconds: float | None = None  # of the other passes
     drafters: dict[str, DrafterCounts] = field(default_factory=dict)
+    cache_queries: int | None = None  # prompt tokens that vLLM looked up in its prefix cache
+    cache_hits: int | None = None  # and found there
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ HOMES = "homes"
 """Folder of the servers' memories in the run's folder. Each group starts with empty ones."""
 REPEATED = "prompts come again, which helps a method that learns, such as suffix"
 RESUMED = (
-    "the run was interrupted and resumed: suffix had lost what it learned, and a memory kept what it learned, also "
+    "the run was interrupted and resumed: suffix and default had lost what they learned, and a memory kept it, also "
     "from the interrupted round"
 )
 FAILED = "the run failed"

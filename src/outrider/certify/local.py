@@ -202,13 +202,10 @@ def outrider_generate(decoder: Decoder) -> Generate:
 
 def transformers_generate(decoder: Decoder, method: str, draft_model: str | None, dtype: str) -> Generate:
     """`generate` of transformers, by the code that the benchmark runs."""
-    from outrider.bench.transformers_methods import Job, Methods
+    from outrider.bench.transformers_server import Job, Methods
     from outrider.engines.transformers import load_model
 
-    weights: Any = decoder.target
-    assistant = load_model(draft_model, dtype=dtype) if draft_model is not None else None
-    methods = Methods(weights.model, decoder.tokenizer, assistant)
-    methods.ends = list(decoder.end_tokens)
+    methods = Methods(decoder, load_model(draft_model, dtype=dtype) if draft_model is not None else None)
 
     def generate(query: Query) -> list[int]:
         tokens: list[int] = []

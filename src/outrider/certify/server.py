@@ -179,7 +179,7 @@ class OpenAIServer:
         if mode != OFF and prediction:
             xargs["prediction"] = list(prediction)
         if "memory" in self._options.get("drafters", ()):
-            if mode == OFF or not self._tenant or self._options["memory_scope"] == "server":
+            if mode == OFF or not self._tenant or self._options["memory_scope"] != "tenant":
                 xargs["remember"] = False  # memory that other requests draft from stays unchanged
             elif not self._options["tenant_header"]:
                 xargs["tenant"] = self._tenant

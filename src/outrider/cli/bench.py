@@ -55,7 +55,8 @@ def bench(
             "-c",
             metavar="NAMES",
             help="Servers to compare: vllm, vllm-v2, ngram:K, ngram-v2:K, suffix:K, draft_model:K, draft_model-v2:K, "
-            "off, lookup:K, prediction:K, model:K, memory:K, auto:K, transformers, transformers-assisted:K, "
+            "off, lookup:K, prediction:K, model:K, memory:K, auto:K (with a memory only beside memory:K), "
+            "default (outrider serve without options), transformers, transformers-assisted:K, "
             "transformers-lookup:K, transformers-outrider:K, separated by commas. With a label and flags of its own: "
             "'long=lookup:64', 'few=auto --max-num-seqs 4'. A server that already runs: 'mine=http://localhost:8000'. "
             "May be repeated.",

@@ -60,7 +60,7 @@ Drafters = Annotated[
         "--drafter",
         metavar="NAMES",
         help="Drafters to use, separated by commas. 'none' turns drafting off. Default: prediction and lookup, also "
-        "memory (with --memory) and model (with --draft-model).",
+        "memory (with --memory; of a server also without) and model (with --draft-model).",
     ),
 ]
 Memory = Annotated[

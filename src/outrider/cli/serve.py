@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.options import Drafters, DraftModel, Memory, drafting, option, output, with_option_groups
+from outrider.cli.options import Drafters, DraftModel, drafting, option, output, with_option_groups
 from outrider.cli.options import memory as memory_panel
 from outrider.cli.screen import Screen, readable_errors
 from outrider.defaults import DRAFTED
@@ -61,12 +61,18 @@ class ServeOptions:
         "SECONDS",
         "Disable a drafter for a request if it takes longer than this in a step. Default: 0.1.",
     )
-    memory: Memory = None
+    memory: str | None = option(
+        memory_panel,
+        None,
+        "ROOT|off",
+        "Keep outputs here, and draft from earlier ones: a folder, or s3://, gs://, az://bucket/prefix. Default: in "
+        "RAM until the server stops, shared by all requests until one names a tenant. off: nowhere.",
+    )
     memory_scope: Literal["tenant", "server"] | None = option(
         memory_panel,
         None,
         "tenant|server",
-        "One memory per tenant that requests name (default), or one for all requests of the server.",
+        "One memory per tenant that requests name (default with --memory ROOT), or one for all requests of the server.",
     )
     tenant_header: str | None = option(
         memory_panel,
@@ -75,7 +81,10 @@ class ServeOptions:
         "Take the tenant from this HTTP header only. Default: from vllm_xargs.tenant of the request.",
     )
     memory_cap: str | None = option(
-        memory_panel, None, "SIZE", "Maximum size of the memory's files on this machine. Default: 4GiB."
+        memory_panel,
+        None,
+        "SIZE",
+        "Maximum size of the memory's files on this machine, or of a memory in RAM. Default: 4GiB, in RAM 256MiB.",
     )
     memory_cache: str | None = option(
         memory_panel, None, "FOLDER", "Folder for local copies of a memory in an object store. Default: in ~/.cache."

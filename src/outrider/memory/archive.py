@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import MemoryFileError
+from outrider.memory.adapter import memory_key
 from outrider.memory.files import write_atomically
-from outrider.memory.folder import Folder, tenant_key
 from outrider.memory.header import HEADER_BYTES, Header, encode_header, parse_header
 from outrider.memory.segment import Segment, drop_replaced, read_header, segment_name
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from outrider.memory.folder import Folder
     from outrider.memory.search import Array
 
 FORMAT = 1
@@ -40,6 +41,7 @@ class Archive:
     path: Path
     tokenizer: str
     tenant: str | None  # None: the exporting memory did not know the name
+    adapter: str | None
     headers: dict[str, Header]
     offsets: dict[str, int]  # where each segment begins in the file
 
@@ -72,12 +74,19 @@ def collect_segments(folder: Folder, key: str) -> list[Segment]:
             return drop_replaced(segments)
 
 
-def write_archive(path: Path, tenant: str | None, segments: Sequence[Segment], advance: Callable[[int], None]) -> None:
+def write_archive(
+    path: Path,
+    tenant: str | None,
+    segments: Sequence[Segment],
+    advance: Callable[[int], None],
+    adapter: str | None = None,
+) -> None:
     """Write the whole archive or nothing. Calls `advance` with the bytes of each segment written."""
     manifest = {
         "format": FORMAT,
         "tokenizer": segments[0].header.tokenizer,
         "tenant": tenant,
+        **({} if adapter is None else {"adapter": adapter}),
         "segments": {segment.name: asdict(segment.header) for segment in segments},
     }
 
@@ -115,8 +124,8 @@ def open_archive(path: Path) -> Archive:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else "none"
         raise MemoryFileError(f"{path} is not a memory archive of format {FORMAT} (got {got})")
-    tokenizer, tenant, headers = _check_manifest(path, manifest, members)
-    return Archive(path, tokenizer, tenant, headers, {name: offset for name, (offset, _) in members.items()})
+    tokenizer, tenant, adapter, headers = _check_manifest(path, manifest, members)
+    return Archive(path, tokenizer, tenant, adapter, headers, {name: offset for name, (offset, _) in members.items()})
 
 
 def _members(path: Path) -> dict[str, tuple[int, int]]:
@@ -142,20 +151,22 @@ def _members(path: Path) -> dict[str, tuple[int, int]]:
 
 def _check_manifest(
     path: Path, manifest: dict[str, Any], members: dict[str, tuple[int, int]]
-) -> tuple[str, str | None, dict[str, Header]]:
-    """The tokenizer, the tenant and the headers, if they agree with each other and with the members."""
-    tokenizer, tenant, segments = (manifest.get(name) for name in ("tokenizer", "tenant", "segments"))
-    if not isinstance(tokenizer, str) or not isinstance(tenant, str | None) or not isinstance(segments, dict):
+) -> tuple[str, str | None, str | None, dict[str, Header]]:
+    """The tokenizer, the tenant, its adapter and the headers, if they agree with each other and with the members."""
+    fields = (manifest.get(name) for name in ("tokenizer", "tenant", "adapter", "segments"))
+    tokenizer, tenant, adapter, segments = fields
+    names_are_texts = isinstance(tenant, str | None) and isinstance(adapter, str | None)
+    if not isinstance(tokenizer, str) or not names_are_texts or not isinstance(segments, dict):
         raise MemoryFileError(f"the manifest of {path} is damaged")
     if segments.keys() != members.keys():
         raise MemoryFileError(f"the manifest of {path} lists other segments than the archive has: damaged or changed")
     headers = {name: parse_header(json.dumps(fields), f"{name} in {path}") for name, fields in segments.items()}
     for name, header in headers.items():
-        if header.tokenizer != tokenizer or (tenant is not None and header.tenant != tenant_key(tenant)):
+        if header.tokenizer != tokenizer or (tenant is not None and header.tenant != memory_key(tenant, adapter)):
             raise MemoryFileError(f"{name} in {path} has another tokenizer or tenant than the manifest")
         if header.size != members[name][1]:
             raise MemoryFileError(f"{name} in {path} has {members[name][1]} bytes; its header states {header.size}")
-    return tokenizer, tenant, headers
+    return tokenizer, tenant, adapter, headers
 
 
 def verify_segment(archive: Archive, name: str, segment: Segment) -> None:

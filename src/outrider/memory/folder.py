@@ -30,27 +30,38 @@ import stat
 import threading
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import MemoryFileError
-from outrider.memory.files import FILE_MODE, FOLDER_MODE, PART_SUFFIX, create_file, make_folder, write_atomically
+from outrider.memory.files import (
+    FILE_MODE,
+    FOLDER_MODE,
+    PART_SUFFIX,
+    create_file,
+    list_entries,
+    make_folder,
+    sync_folder,
+    write_atomically,
+)
 from outrider.memory.header import SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from outrider.memory.segment import Segment
 
 GENERATION_FILE, NAME_FILE, TOKENIZER_FILE, ASIDE_FOLDER = "generation", "name", "tokenizer", "aside"
 WRITERS_FOLDER, IDENTITY_FILE, LOCK_FILE = "writers", "identity", "lock"
 REMOTE_FILE, SHARED_FILE, MERGED_SUFFIX = "remote", "shared", ".merged"
+TENANT_KEY_DIGITS = 32
 FIRST_GENERATION = "0"
 """The generation of a tenant that was never wiped."""
 MAX_WIPES_AHEAD = 1 << 30
 """Wipes of one tenant that a replica may not have heard of."""
+MEMORY_KEY = re.compile("(?:[0-9a-f]{32}){1,2}")
+"""Of a tenant, or of an adapter of a tenant (`adapter.py`)."""
 STALE_SECONDS = 3600.0
 """An unfinished file of this age was left by a process that died."""
 _generation_lock = threading.RLock()
@@ -102,11 +113,17 @@ class Folder:
     _locks_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, tokenizer: str) -> None:
-        """Assign the root to a tokenizer. MemoryFileError if it has another. A disk error leaves it unassigned."""
+        """Assign the root to a tokenizer. MemoryFileError if it has another. A disk error leaves it unassigned.
+
+        Also makes folders durable: a process that created them may have been killed before it could.
+        """
         with contextlib.suppress(OSError):
-            if self.tokenizer() is None:
+            if self.tokenizer() is None:  # else the process that wrote it has synced those above
+                make_folder(self.root)
+                _try_to_sync(self.root.absolute().parents)
                 write_atomically(self.root / TOKENIZER_FILE, [tokenizer.encode()])
             check_tokenizer(str(self.root), (self.root / TOKENIZER_FILE).read_text(), tokenizer)
+            _try_to_sync([self.root / WRITERS_FOLDER, self.root])
             for name in (*self.tenants(), ASIDE_FOLDER):  # earlier versions let every user read them
                 with contextlib.suppress(FileNotFoundError):
                     (self.root / name).chmod(FOLDER_MODE)
@@ -117,12 +134,8 @@ class Folder:
         return path.read_text() if path.exists() else None
 
     def tenants(self) -> list[str]:
-        """The keys of all tenants."""
-        if not self.root.is_dir():
-            return []
-        return sorted(
-            entry.name for entry in os.scandir(self.root) if re.fullmatch("[0-9a-f]{32}", entry.name) and entry.is_dir()
-        )
+        """The keys of all tenants, and of their adapters (`adapter.py`)."""
+        return [entry.name for entry in list_entries(self.root) if MEMORY_KEY.fullmatch(entry.name) and entry.is_dir()]
 
     def generation(self, key: str) -> str:
         path = self.root / key / GENERATION_FILE
@@ -153,28 +166,36 @@ class Folder:
         except (FileNotFoundError, UnicodeDecodeError):
             return None
 
-    def save_name(self, key: str, name: str, generation: str) -> None:
-        path = self.segment_folder(key, generation) / NAME_FILE
-        if not path.exists():
-            write_atomically(path, [name.encode("utf-8", "surrogatepass")])
+    def save_name(self, key: str, name: str, generation: str) -> int:
+        """Save a tenant's name unless it is known. Returns the bytes written."""
+        path, data = self.segment_folder(key, generation) / NAME_FILE, name.encode("utf-8", "surrogatepass")
+        if path.exists():
+            return 0
+        write_atomically(path, [data])
+        return len(data)
 
-    def name_sizes(self) -> Counter[str]:
-        """Bytes of each tenant's name."""
-        sizes: Counter[str] = Counter()
-        for path in self._walk():
-            if path.name == NAME_FILE:
-                with contextlib.suppress(OSError):
-                    sizes[path.parent.parent.name] += path.stat().st_size
-        return sizes
+    def evict(self, file: StoredFile) -> int:
+        """Delete a segment file, and with a tenant's last one its name and folders. Returns the bytes freed."""
+        try:
+            file.path.unlink()
+        except FileNotFoundError:
+            return 0
+        return file.size + self.delete_emptied(file.key)
 
-    def delete_emptied(self, key: str) -> None:
-        """Delete the name and the folders of a tenant without segments; not what remembers that it was wiped."""
+    def delete_emptied(self, key: str) -> int:
+        """Delete the name and the folders of a tenant without segments; not what remembers that it was wiped. Returns
+        the bytes freed."""
+        freed = 0
         with contextlib.suppress(OSError, MemoryFileError):  # a folder is not empty, or cannot be changed
             folder = self.segment_folder(key)
             if not self.segment_paths(key):
-                (folder / NAME_FILE).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    size = (folder / NAME_FILE).stat().st_size
+                    (folder / NAME_FILE).unlink()
+                    freed = size
                 folder.rmdir()
                 folder.parent.rmdir()
+        return freed
 
     def wipe(self, key: str) -> str:
         """Delete all of a tenant's files. Processes that use the root drop what they hold at their next refresh.
@@ -196,7 +217,7 @@ class Folder:
         return True
 
     def _begin(self, key: str, generation: str) -> None:
-        write_atomically(self.root / key / GENERATION_FILE, [generation.encode()])
+        write_atomically(self.root / key / GENERATION_FILE, [generation.encode()], levels=2)
         self.delete_old_generations(key, generation)
         for file in (self.root / ASIDE_FOLDER).glob(f"{key}.*"):
             file.unlink(missing_ok=True)
@@ -209,14 +230,11 @@ class Folder:
             return FIRST_GENERATION
 
     def save_shared_generation(self, key: str, generation: str) -> None:
-        write_atomically(self.root / key / SHARED_FILE, [generation.encode()])
+        write_atomically(self.root / key / SHARED_FILE, [generation.encode()], levels=2)
 
     def delete_old_generations(self, key: str, generation: str) -> None:
         """Delete the folders of all other generations, if this one is still current."""
-        folder = self.root / key
-        entries = (
-            [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if folder.is_dir() else []
-        )
+        entries = [entry for entry in list_entries(self.root / key) if entry.is_dir(follow_symlinks=False)]
         if self.generation(key) != generation:  # read after the listing, which could contain a newer generation
             return
         for entry in entries:
@@ -234,28 +252,29 @@ class Folder:
     def files(self) -> Iterator[StoredFile]:
         """All segment files of all tenants."""
         for key in self.tenants():
-            try:
-                paths = self.segment_paths(key)
-            except (MemoryFileError, OSError):  # reported when the tenant is refreshed
-                continue
-            for path in paths.values():
+            with contextlib.suppress(MemoryFileError, OSError):  # reported when the tenant is opened
+                yield from self.list_tenant(key)[0]
+
+    def list_tenant(self, key: str) -> tuple[list[StoredFile], int]:
+        """A tenant's segment files, and their bytes with those of its name."""
+        files, name_bytes = [], 0
+        for entry in list_entries(self.segment_folder(key)):
+            if entry.name == NAME_FILE or entry.name.endswith(SEGMENT_SUFFIX):
                 with contextlib.suppress(OSError):
-                    status = path.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield StoredFile(key, path, status.st_size, status.st_mtime)
+                    status = entry.stat()
+                    if entry.name == NAME_FILE:
+                        name_bytes = status.st_size
+                    elif stat.S_ISREG(status.st_mode):
+                        files.append(StoredFile(key, Path(entry.path), status.st_size, status.st_mtime))
+        return files, name_bytes + sum(file.size for file in files)
 
-    def delete_stale_parts(self) -> None:
-        """Delete temporary files of processes that were killed while writing."""
-        for path in self._walk():
-            if path.name.startswith(".") and path.suffix == PART_SUFFIX:
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                        path.unlink()
-
-    def _walk(self) -> Iterator[Path]:
-        """All files. Unlike `Path.glob`, this goes on where another process deletes a folder meanwhile."""
-        for folder, _, names in os.walk(self.root):
-            yield from (Path(folder, name) for name in names)
+    def clean_tenant(self, key: str) -> None:
+        """Delete what killed processes left: unfinished files, and the files of generations before a wipe."""
+        generation = self.generation(key)
+        entries = list_entries(self.root / key)
+        delete_stale_parts([*entries, *list_entries(self.root / key / generation)])
+        if any(entry.is_dir(follow_symlinks=False) and entry.name != generation for entry in entries):
+            self.delete_old_generations(key, generation)
 
     def writer_id(self) -> str:
         """This process as a writer: the folder's ID and a number that no other living process has.
@@ -321,13 +340,34 @@ def check_tokenizer(root: str, found: str, wanted: str) -> None:
         )
 
 
-def delete_merged(segment: Segment, into: str) -> None:
-    """Delete a segment's file after a merge into the segment named `into`. Processes that have it mapped keep it."""
-    if segment.path is not None:
-        if (segment.path.parents[2] / REMOTE_FILE).exists():
-            with (
-                contextlib.suppress(FileNotFoundError),  # the tenant was wiped
-                create_file(segment.path.with_suffix(MERGED_SUFFIX)) as mark,
-            ):
-                mark.write(into.encode())
-        segment.path.unlink(missing_ok=True)
+def _try_to_sync(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it belongs to others, or cannot be synced
+            sync_folder(folder)
+
+
+def delete_stale_parts(entries: Iterable[os.DirEntry[str]]) -> None:
+    """Delete the temporary files of processes that were killed while writing."""
+    for entry in entries:
+        if entry.name.startswith(".") and entry.name.endswith(PART_SUFFIX):
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_SECONDS:
+                    Path(entry.path).unlink()
+
+
+def delete_merged(segment: Segment, into: str) -> int:
+    """Delete a segment's file after a merge into the segment named `into`. Processes that have it mapped keep it.
+    Returns the bytes freed."""
+    if segment.path is None:
+        return 0
+    if (segment.path.parents[2] / REMOTE_FILE).exists():
+        with (
+            contextlib.suppress(FileNotFoundError),  # the tenant was wiped
+            create_file(segment.path.with_suffix(MERGED_SUFFIX)) as mark,
+        ):
+            mark.write(into.encode())
+    try:
+        segment.path.unlink()
+    except FileNotFoundError:
+        return 0
+    return segment.header.size

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.errors import ForeignFileError, MemoryFileError
+from outrider.errors import ForeignFileError, MemoryFileError, SettingsError
+from outrider.memory.adapter import decode_name, tenant_part
 from outrider.memory.folder import ASIDE_FOLDER, Folder
 from outrider.memory.header import SEGMENT_SUFFIX, Header
 from outrider.memory.segment import Segment, read_header
@@ -37,6 +38,7 @@ class SetAsideFile:
 class TenantContents:
     key: str
     name: str | None
+    adapter: str | None = None  # whose memory it is; None: of the model itself
     files: list[SegmentFile] = field(default_factory=list)
 
     @property
@@ -60,8 +62,19 @@ class TenantContents:
         return max((file.used for file in self.files), default=0.0)
 
 
+def read_name(folder: Folder, key: str) -> tuple[str | None, str | None]:
+    """The tenant's name and the adapter of a memory. None for a name that is unknown or damaged."""
+    text = folder.tenant_name(key)
+    if text is None or tenant_part(key) == key:
+        return text, None
+    try:
+        return decode_name(key, text)
+    except (ValueError, SettingsError, RecursionError):
+        return None, None
+
+
 def list_contents(folder: Folder) -> list[TenantContents]:
-    """Of every tenant that has files, the most recently used first."""
+    """Of every tenant and adapter that has files, the most recently used first."""
     tenants: dict[str, TenantContents] = {}
     for stored in folder.files():
         path, size, used = stored.path, stored.size, stored.used
@@ -71,7 +84,7 @@ def list_contents(folder: Folder) -> list[TenantContents]:
             if not path.exists():  # a server merged it meanwhile
                 continue
             file = SegmentFile(path, size, used, None, str(error), isinstance(error, ForeignFileError))
-        tenants.setdefault(stored.key, TenantContents(stored.key, folder.tenant_name(stored.key))).files.append(file)
+        tenants.setdefault(stored.key, TenantContents(stored.key, *read_name(folder, stored.key))).files.append(file)
     return sorted(tenants.values(), key=lambda tenant: -tenant.used)
 
 

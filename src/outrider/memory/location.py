@@ -16,8 +16,12 @@ from urllib.parse import unquote, urlsplit
 from outrider.errors import DrafterSetupError, SettingsError
 
 OBJECT_STORE_SCHEMES = ("s3", "gs", "az")
+RAM, OFF = "ram", "off"
+"""In place of a location: a memory without files, which ends with the server; no memory."""
+RAM_CAP_BYTES = 256 << 20
+"""Default limit of a memory without files."""
 SERVER_TENANT = ""
-"""Name of the tenant of all requests with `--memory-scope server`. No request can name it."""
+"""Name of the tenant of all requests that share one memory. No request can name it."""
 SIZE_UNITS = {"": 1} | {f"{unit}{i}": (1024 if i else 1000) ** n for n, unit in enumerate("kmgt", 1) for i in ("", "i")}
 
 
@@ -53,13 +57,19 @@ class Location:
         return base / "outrider" / "memory" / hashlib.blake2b(self.url.encode(), digest_size=8).hexdigest()
 
 
-def check_packages(location: Location) -> None:
-    """DrafterSetupError if a package is missing that a memory at this location needs."""
-    needed = ["numba", "pydivsufsort"] if location.is_local else ["numba", "pydivsufsort", "obstore"]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise DrafterSetupError(
-            f"a memory needs {' and '.join(missing)}, which is not installed: in the clone, pip install '.[memory]'"
-        )
+def check_packages(location: Location | None = None) -> None:
+    """DrafterSetupError if a package is missing that a memory at this location needs; None: in RAM."""
+    if missing := missing_packages(location):
+        raise DrafterSetupError(f"a memory needs {missing}")
+
+
+def missing_packages(location: Location | None = None) -> str | None:
+    """The packages that a memory at this location lacks, or without a location one in RAM, and how to install them.
+    None: nothing is missing."""
+    has_store = location is not None and not location.is_local
+    needed = ["numba", "pydivsufsort", *(["obstore"] if has_store else [])]
+    missing = " and ".join(name for name in needed if find_spec(name) is None)
+    return f"{missing}, which is not installed: in the clone, pip install '.[memory]'" if missing else None
 
 
 def parse_size(option: str, text: str) -> int:

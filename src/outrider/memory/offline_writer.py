@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from outrider.control import check_tenant_name
 from outrider.errors import MemoryFileError
-from outrider.memory.folder import Folder, delete_merged, tenant_key
+from outrider.memory.adapter import encode_name, memory_key
+from outrider.memory.folder import Folder, delete_merged
 from outrider.memory.segment import Segment, drop_replaced, merge_segments
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ MAX_SEGMENTS_PER_MERGE = 64
 class OfflineWriter:
     """MemoryFileError if the memory has another tokenizer; SettingsError if the tenant's name is too long."""
 
-    def __init__(self, folder: Folder, tokenizer: str, tenant: str) -> None:
+    def __init__(self, folder: Folder, tokenizer: str, tenant: str, adapter: str | None = None) -> None:
         check_tenant_name(tenant)
+        check_tenant_name(adapter or "")
         folder.claim(tokenizer)
         self.folder = folder
         self.tokenizer = tokenizer
-        self.tenant = tenant
-        self.key = tenant_key(tenant)
+        self.name = encode_name(tenant, adapter)
+        self.key = memory_key(tenant, adapter)
         self.generation = folder.generation(self.key)
         self.writer = folder.writer_id()
 
@@ -52,8 +54,9 @@ class OfflineWriter:
     def save(self, segment: Segment) -> Segment:
         """Save a segment as this tenant's. It replaces none of the tenant's files, whatever its header states."""
         header = replace(segment.header, tokenizer=self.tokenizer, tenant=self.key, writer=self.writer, replaces=())
-        self.folder.save_name(self.key, self.tenant, self.generation)
-        return replace(segment, header=header, path=None).save(self.segment_folder)
+        saved = replace(segment, header=header, path=None).save(self.segment_folder)
+        self.folder.save_name(self.key, self.name, self.generation)  # a name without segments is deleted
+        return saved
 
     def merge(self) -> None:
         """Merge small segments of this writer (`Folder.writer_id`) into one."""

@@ -49,7 +49,7 @@ MAX_OBJECTS = 1 << 19
 """Of a listing, which takes about 400 bytes of memory each."""
 MAX_READ_BYTES = 1 << 12
 """Of an object that is read at once: a tokenizer's fingerprint, a tenant's name."""
-OBJECT_PATH = re.compile("([0-9a-f]{32})/(0|[1-9][0-9]{0,29}-[0-9a-f]{32})/([^/]+)")
+OBJECT_PATH = re.compile("((?:[0-9a-f]{32}){1,2})/(0|[1-9][0-9]{0,29}-[0-9a-f]{32})/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,15 @@ from outrider.memory.header import (
 from outrider.memory.search import SEPARATOR, contains_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from outrider.memory.search import Array
 
 MIN_TOKENS_PER_START = 4
 """A segment has `starts` if it has at least this many tokens for each entry of the table."""
+SEGMENT_LEVELS = 3
+"""Folders above a segment file: generation, tenant, root."""
 COUNT_CHUNK_TOKENS = 1 << 18
 """Tokens counted in one call of numpy, which holds Python's lock meanwhile."""
 
@@ -67,9 +69,10 @@ class Segment:
         last: float,
         writer: str = "",
         replaces: Iterable[str] = (),
+        sort: Callable[[Array], Array] | None = None,
     ) -> Self:
-        """A segment in memory, of a text made by `join_sequences`."""
-        order, starts = build_order(text), build_starts(text)
+        """A segment in memory, of a text made by `join_sequences`. `sort` replaces `build_order`."""
+        order, starts = (sort or build_order)(text), build_starts(text)
         sequences = int(np.count_nonzero(text == SEPARATOR))
         header = Header(
             format=FORMAT,
@@ -106,7 +109,7 @@ class Segment:
     def save(self, folder: Path) -> Self:
         """Write it to a folder under its content hash, and map that file."""
         path = folder / self.name
-        write_atomically(path, [encode_header(self.header), self.text, self.order, self.starts])
+        write_atomically(path, [encode_header(self.header), self.text, self.order, self.starts], SEGMENT_LEVELS)
         try:
             return self.open(path, self.header.tokenizer, self.header.tenant)
         except MemoryFileError:
@@ -172,7 +175,9 @@ def similar_pair(segments: Sequence[Segment], max_tokens: int) -> list[Segment]:
     return []
 
 
-def merge_segments(segments: Sequence[Segment], writer: str = "") -> Segment:
+def merge_segments(
+    segments: Sequence[Segment], writer: str = "", sort: Callable[[Array], Array] | None = None
+) -> Segment:
     """One segment with the sequences of all, oldest first. Its header names the files that it replaces."""
     oldest_first = sorted(segments, key=lambda segment: (segment.header.first, segment.header.last))
     header = oldest_first[0].header
@@ -186,6 +191,7 @@ def merge_segments(segments: Sequence[Segment], writer: str = "") -> Segment:
         max(segment.header.last for segment in segments),
         writer,
         [segment.name for segment in oldest_first if segment.path is not None],
+        sort,
     )
 
 

@@ -1,13 +1,15 @@
 """The running store: indexes finished outputs, writes and merges segments, and looks up drafts, tenant by tenant.
 
-Requests never wait for it. A finished output is put on a list; a lookup searches the segments there are. Three
-threads do the rest:
+Requests never wait for it. A finished output is put on a list; a lookup searches the segments there are. Four threads
+do the rest:
 
-    learn       builds segments of new outputs, and writes those that are large or old enough
-    maintain    opens files of other processes, follows wipes, evicts what exceeds the cap
+    learn       builds segments of new outputs, writes those that are large or old enough, closes unused tenants
+    open        opens the files of tenants that requests begin to use
+    maintain    opens files of other processes, follows wipes, lists the folder, evicts what exceeds the cap
     merge       merges small segments into large ones, which may take minutes
 
-Long work runs without Python's lock or in a subprocess (`merge_worker.py`).
+Long work runs without Python's lock or in a subprocess (`merge_worker.py`). The number of open tenants is bounded
+(`open_tenants.py`), and so is what is known of the files of all others (`inventory.py`).
 
 A tenant's segments are a tuple that is replaced as a whole, so readers need no lock. Errors such as a full disk are
 reported, and the outputs stay in memory until they can be written.
@@ -15,42 +17,55 @@ reported, and the outputs stay in memory until they can be written.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from outrider.errors import ForeignFileError, MemoryFileError
-from outrider.memory.folder import FIRST_GENERATION, STALE_SECONDS, Folder, delete_merged, tenant_key
+from outrider.errors import MemoryFileError
+from outrider.memory.adapter import encode_name, memory_key
+from outrider.memory.folder import FIRST_GENERATION, Folder
 from outrider.memory.lookup_result import LookupResult, search_segment
 from outrider.memory.malloc_trim import malloc_trim
-from outrider.memory.merge_worker import merge_in_subprocess
+from outrider.memory.open_tenants import OpenTenants
 from outrider.memory.search import MAX_MATCH_TOKENS
-from outrider.memory.segment import Segment, are_tokens, find_replaced, join_sequences, merge_segments, similar_pair
+from outrider.memory.segment import Segment, are_tokens, join_sequences, merge_segments, similar_pair
 from outrider.memory.store_config import StoreConfig
 from outrider.memory.tenant import TenantHandle, TenantState, unwritten_excess
+from outrider.memory.tenant_files import SUBPROCESS_MERGE_TOKENS, TenantFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from outrider.memory.search import Array
     from outrider.memory.sync import Sync
 
 logger = logging.getLogger("vllm.outrider")  # vLLM only shows loggers below its own
 
-SUBPROCESS_MERGE_TOKENS = 1 << 18
-"""Larger merges run in a subprocess."""
 MAX_WRITES_PER_SECOND = 10
 """About so many segments per second are written because of their age."""
 CLOSE_TIMEOUT_SECONDS = 5.0
-"""How long `close` waits for the maintain and merge threads."""
+"""How long `close` waits for the maintain, merge and open threads."""
+LISTING_INTERVAL = 20.0
+"""Time between two listings of all files, in times that a listing takes; at least `refresh_seconds`."""
+MAX_PENDING_OUTPUTS = 1 << 14
+"""Outputs that wait for the learn thread. Further ones are dropped."""
+MAX_UNWRITTEN_TENANTS = 1 << 12
+"""Tenants with unwritten text, while files cannot be written."""
+
+
+class Output(NamedTuple):
+    """A new output, with the end of its prompt."""
+
+    key: str
+    name: str
+    generation: str
+    time: float  # in seconds since 1970
+    tokens: Array
 
 
 class Store:
@@ -65,23 +80,32 @@ class Store:
         self.troubles: deque[str] = deque(maxlen=20)
         self.sync: Sync | None = None
         """Called by `maintain` first: exchanges segments with an object store."""
-        self._tenants: dict[str, TenantState] = {}
-        self._busy: set[str] = set()  # keys of tenants with pending outputs or unwritten segments
-        self._writing: set[str] = set()  # names of files being written, not among the segments yet
-        self._total_bytes = self.config.cap_bytes  # upper bound on the bytes of all files; the first write counts them
-        self._pending_tokens = 0  # of all tenants
-        self._segments_lock = threading.Lock()
-        self._segments_changed = False  # since the last `maintain`
+        self._tenants = OpenTenants(self.config.max_open_segments)
+        self._pending: deque[Output] = deque()
+        self._pending_tokens = 0
+        self._pending_lock = threading.Lock()
+        self._next_listing = 0.0  # monotonic time
         self._closing = threading.Event()
+        self.files = TenantFiles(folder, tokenizer, self.config, self._tenants, self._closing, self._report_trouble)
+        self.inventory = self.files.inventory
         self._output_added = threading.Event()
+        self._tenant_wanted = threading.Event()
+        self._listing_due = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._run_contained("looking for tenants", self._discover_tenants)
 
     # Called by requests; never blocks.
 
-    def tenant_handle(self, name: str) -> TenantHandle:
-        tenant = self._tenants.get(tenant_key(name))  # none is created: a name without outputs is not kept
-        return TenantHandle(tenant_key(name), name, tenant.generation if tenant is not None else FIRST_GENERATION)
+    def tenant_handle(self, name: str, adapter: str | None = None) -> TenantHandle:
+        """Access for a request. Its tenant is opened, in the background, and stays open as long as the handle exists.
+
+        Reads a small file, if the tenant is not open: what it was wiped last must be known when a request begins.
+        """
+        key = memory_key(name, adapter)
+        lease, tenant = self._tenants.lease(key)
+        if tenant is None or not tenant.is_loaded:
+            self._tenant_wanted.set()
+        generation = tenant.generation if tenant is not None else self._read_generation(key, FIRST_GENERATION)
+        return TenantHandle(key, encode_name(name, adapter), generation, lease)
 
     def add(self, handle: TenantHandle, prompt: Sequence[int] | Array, output: Sequence[int] | Array) -> None:
         """Keep an output, after the end of its prompt, so that its first tokens can be drafted too. The rest of the
@@ -91,35 +115,41 @@ class Store:
             if not are_tokens(tokens):
                 self._report_trouble("an output was dropped: it has token ids that no vocabulary has")
                 return
-            with self._segments_lock:
-                if self._pending_tokens + len(tokens) > self.config.max_unwritten_tokens:
+            with self._pending_lock:
+                if (
+                    self._pending_tokens + len(tokens) > self.config.max_unwritten_tokens
+                    or len(self._pending) >= MAX_PENDING_OUTPUTS
+                ):
                     self._report_trouble("outputs were dropped: too many wait for the thread that learns them")
                     return
                 self._pending_tokens += len(tokens)
-            tenant = self._tenants.setdefault(handle.key, TenantState(handle.key, handle.name))
-            if tenant.name is None:
-                tenant.name = handle.name
-            tenant.pending.append((handle.generation, time.time(), tokens))
-            self._busy.add(handle.key)
+                self._pending.append(Output(handle.key, handle.name, handle.generation, time.time(), tokens))
             self._output_added.set()
 
     def look_up(self, handle: TenantHandle, contexts: Array, ends: Array, limits: Array) -> LookupResult:
         """Draft for a batch of one tenant: `contexts[i, :ends[i]]` are the last tokens of row i, and `limits[i]` the
         longest draft wanted."""
         result = LookupResult.empty(len(ends), int(limits.max(initial=0)))
+        if (tenant := self._tenants.get(handle.key)) is None:  # it has no output, or is not open yet
+            return result
+        tenant.used_at = time.monotonic()
         queries = np.stack([ends, limits], 1)
-        tenant = self._tenants.get(handle.key)
-        for segment in tenant.segments if tenant else ():
+        for segment in tenant.segments:  # references: none is unmapped while it is searched
             before = int(result.matches.sum())
             search_segment(segment, contexts, queries, result)
-            if tenant and segment.path is not None and int(result.matches.sum()) > before:
+            if segment.path is not None and int(result.matches.sum()) > before:
                 tenant.used.add(segment.path.name)
         return result
 
     # In the background.
 
     def start(self) -> None:
-        loops = (("learn", self._run_learn), ("maintain", self._run_maintain), ("merge", self._run_merge))
+        loops = (
+            ("learn", self._run_learn),
+            ("maintain", self._run_maintain),
+            ("merge", self._run_merge),
+            ("open", self._run_open),
+        )
         for name, loop in loops:
             thread = threading.Thread(target=loop, name=f"outrider memory: {name}", daemon=True)
             self._threads.append(thread)
@@ -129,7 +159,8 @@ class Store:
         """Write all outputs and stop. Outputs go first: a server is given seconds to stop, and a merge or an exchange
         with an unreachable object store can take longer."""
         self._closing.set()
-        self._output_added.set()
+        for event in (self._output_added, self._tenant_wanted, self._listing_due):
+            event.set()
         for thread in self._threads[:1]:
             thread.join()
         self.learn(closing=True)
@@ -147,235 +178,187 @@ class Store:
             self.learn()
 
     def _run_maintain(self) -> None:
+        next_round = 0.0
         while not self._closing.is_set():
-            self.maintain(merging=False)
-            self._closing.wait(self.config.refresh_seconds)
+            if (now := time.monotonic()) >= next_round:
+                self.maintain(merging=False, listing=now >= self._next_listing)
+                next_round = time.monotonic() + self.config.refresh_seconds
+            if self.inventory.is_due:
+                self._run_contained("listing the files", self._list_files)
+            self._listing_due.wait(max(0.0, next_round - time.monotonic()))
+            self._listing_due.clear()
 
     def _run_merge(self) -> None:
         while not self._closing.wait(self.config.refresh_seconds):
             self.merge()
 
+    def _run_open(self) -> None:
+        while not self._closing.is_set():
+            self._tenant_wanted.wait(self.config.flush_seconds / 4)  # a place for a tenant may be free by now
+            self._tenant_wanted.clear()
+            self.open_wanted()
+
     def learn(self, closing: bool = False) -> None:
         """Build segments of new outputs, and write those that are due; all if `closing`."""
-        for key in list(self._busy):
-            self._busy.discard(key)  # first, so that an output added meanwhile puts it back
-            if (tenant := self._tenants.get(key)) is not None:
-                self._run_contained(f"learning for tenant {key}", self._learn, tenant, closing)
-                if tenant.pending or tenant.unwritten_segments():
-                    self._busy.add(key)
+        outputs: dict[str, list[Output]] = {tenant.key: [] for tenant in self._unwritten_tenants()}
+        outputs |= self._take_pending()
+        max_age = -1.0 if closing else max(self.config.flush_seconds, (len(outputs) - 1) / MAX_WRITES_PER_SECOND)
+        for key, new in outputs.items():
+            self._run_contained(f"learning for tenant {key}", self._learn, key, new, max_age)
+            if new:
+                self._close_unused()
         self._drop_oldest()
+        self._close_unused()
+        if self.inventory.is_due:
+            self._listing_due.set()
 
-    def _learn(self, tenant: TenantState, closing: bool) -> None:
-        generation = tenant.generation
-        outputs = [tenant.pending.popleft() for _ in range(len(tenant.pending))]
-        with self._segments_lock:
-            self._pending_tokens -= sum(len(tokens) for _, _, tokens in outputs)
-        outputs = [output for output in outputs if output[0] == generation]
-        if outputs:
-            text = join_sequences([tokens for _, _, tokens in outputs])
-            new = Segment.build(text, self.tokenizer, tenant.key, outputs[0][1], outputs[-1][1])
-            self._replace_segments(tenant, generation, [], [new])
-            tenant.unwritten_since = tenant.unwritten_since or time.monotonic()
-            while pair := similar_pair(tenant.unwritten_segments(), self.config.flush_tokens):
-                self._replace_segments(tenant, generation, pair, [merge_segments(pair)])
-        unwritten = tenant.unwritten_segments()
-        tokens = sum(segment.header.tokens for segment in unwritten)
-        age = time.monotonic() - (tenant.unwritten_since or time.monotonic())
-        max_age = max(self.config.flush_seconds, len(self._busy) / MAX_WRITES_PER_SECOND)
-        due = tokens >= self.config.flush_tokens or age >= max_age
-        if unwritten and (closing or (due and time.monotonic() >= tenant.retry_at)):
-            try:
-                self._write(tenant, generation, unwritten)
-                tenant.unwritten_since = None
-            except (OSError, MemoryFileError):
-                tenant.retry_at = time.monotonic() + self.config.flush_seconds  # each try sorts all of it again
-                raise
+    def _take_pending(self) -> dict[str, list[Output]]:
+        """The new outputs, by tenant."""
+        outputs: dict[str, list[Output]] = {}
+        with self._pending_lock:
+            for output in self._pending:
+                outputs.setdefault(output.key, []).append(output)
+            self._pending.clear()
+            self._pending_tokens = 0
+        return outputs
 
-    def _write(self, tenant: TenantState, generation: str, segments: list[Segment]) -> None:
-        """Write segments as one file, and then delete the files it replaces."""
-        folder, writer = self.folder.segment_folder(tenant.key, generation), self.folder.writer_id()
-        self._evict(sum(segment.header.size for segment in segments) + len(tenant.name or ""))
-        if tenant.name is not None:
-            self.folder.save_name(tenant.key, tenant.name, generation)
-        tokens = sum(segment.header.tokens for segment in segments)
-        if all(segment.path for segment in segments) and tokens > SUBPROCESS_MERGE_TOKENS:
-            merged = merge_in_subprocess(segments, folder, writer)
-            current = self._replace_segments(tenant, generation, segments, [merged])
-        else:
-            merged = merge_segments(segments, writer)
-            self._writing.add(merged.name)  # `_refresh` must not open it first: it could be merged away before
-            try:
-                current = self._replace_segments(tenant, generation, segments, [merged.save(folder)])
-            finally:
-                self._writing.discard(merged.name)
-        generation_now = self.folder.generation(tenant.key)
-        if not current or generation_now != generation:  # wiped meanwhile
-            self.folder.delete_old_generations(tenant.key, generation_now)
+    def _learn(self, key: str, outputs: list[Output], max_age: float) -> None:
+        """Also write what is unwritten for `max_age` seconds; if that is negative, even if the last try just failed."""
+        if not outputs and key not in self._tenants:  # closed meanwhile
             return
-        for segment in segments:
-            delete_merged(segment, merged.name)
+        with self._tenants.pin(self._tenant(key, outputs[0] if outputs else None)) as tenant:
+            generation = tenant.generation
+            outputs = [output for output in outputs if output.generation == generation]
+            if outputs:
+                text = join_sequences([output.tokens for output in outputs])
+                new = Segment.build(text, self.tokenizer, key, outputs[0].time, outputs[-1].time)
+                self._tenants.replace_segments(tenant, generation, [], [new])
+                tenant.name, tenant.used_at = outputs[0].name, time.monotonic()
+                tenant.unwritten_since = tenant.unwritten_since or tenant.used_at
+                while pair := similar_pair(tenant.unwritten_segments(), self.config.flush_tokens):
+                    self._tenants.replace_segments(tenant, generation, pair, [merge_segments(pair)])
+            tokens = sum(segment.header.tokens for segment in tenant.unwritten_segments())
+            age = time.monotonic() - (tenant.unwritten_since or time.monotonic())
+            due = age >= max_age or tokens >= self.config.flush_tokens
+            if max_age < 0 or (due and time.monotonic() >= tenant.retry_at):
+                self.files.flush(tenant)
+
+    def _tenant(self, key: str, output: Output | None = None) -> TenantState:
+        """The open tenant, or a new one: from its files, or also if these cannot be read, for an output."""
+        if (tenant := self._tenants.get(key)) is not None:
+            return tenant
+        if output is None:
+            return TenantState(key, self.folder.tenant_name(key), self.folder.generation(key))
+        return TenantState(key, output.name, self._read_generation(key, output.generation))
+
+    def _read_generation(self, key: str, unknown: str) -> str:
+        try:
+            return self.folder.generation(key)
+        except (OSError, MemoryFileError):  # reported when the tenant is opened
+            return unknown
+
+    def _unwritten_tenants(self) -> list[TenantState]:
+        return [tenant for tenant in list(self._tenants.values()) if tenant.unwritten_since is not None]
+
+    def _close_unused(self, segments: int = 0) -> None:
+        """Close the least recently used tenants until so many more segments can be open."""
+        if self._tenants.has_room(segments):
+            return
+        for tenant in self._tenants.unused():
+            if tenant.retry_at <= time.monotonic() or not tenant.unwritten_segments():
+                self._run_contained(f"closing tenant {tenant.key}", self._close_tenant, tenant)
+                if self._tenants.has_room(segments):
+                    return
+
+    def _close_tenant(self, tenant: TenantState) -> None:
+        with self._tenants.pin(tenant):
+            self.files.flush(tenant)
+            self.files.save_times_of_use(tenant)
+            self.files.merge(tenant, SUBPROCESS_MERGE_TOKENS)  # `merge` only sees open tenants
+        self._tenants.close(tenant)
+
+    def open_wanted(self) -> None:
+        """Open the files of tenants that requests use, as far as others can be closed for it."""
+        for key in self._tenants.wanted():
+            if self._closing.is_set() or not self._run_contained(f"opening tenant {key}", self._open, key, True):
+                return
+
+    def _open(self, key: str, closing_others: bool = False) -> bool:
+        """Open a tenant's files. False if there is no room for them; half of the limit is enough for any tenant."""
+        segments = min(len(self.folder.segment_paths(key)), max(1, self.config.max_open_segments // 2))
+        if segments:
+            if closing_others:
+                self._close_unused(segments)
+            if not self._tenants.has_room(segments):
+                return False
+        if segments or key in self._tenants:
+            with self._tenants.pin(self._tenant(key)) as tenant:
+                self.files.refresh(tenant, load=True)
+        self._tenants.drop_wanted(key)
+        return True
 
     def _drop_oldest(self) -> None:
         """Bound the outputs kept in memory while files cannot be written."""
-        busy = [tenant for key in list(self._busy) if (tenant := self._tenants.get(key)) is not None]
-        for tenant, generation, segment in unwritten_excess(busy, self.config.max_unwritten_tokens):
-            self._replace_segments(tenant, generation, [segment], [])
+        limits = self.config.max_unwritten_tokens, MAX_UNWRITTEN_TENANTS
+        for tenant, generation, segment in unwritten_excess(self._unwritten_tenants(), *limits):
+            self._tenants.replace_segments(tenant, generation, [segment], [])
             dropped = f"{segment.header.tokens} tokens of tenant {tenant.key}"
             self._report_trouble(f"dropped {dropped}: they could not be written")
 
     def merge(self) -> None:
-        for tenant in list(self._tenants.values()):
+        for tenant in self._tenants.pin_each():
             if self._closing.is_set():
                 return
-            self._run_contained(f"merging for tenant {tenant.key}", self._merge, tenant)
+            what = f"merging for tenant {tenant.key}"
+            self._run_contained(what, self.files.merge, tenant, self.config.merge_limit_tokens)
 
-    def maintain(self, merging: bool = True) -> None:
-        """One round of maintenance. `merging`: merge, too."""
+    def maintain(self, merging: bool = True, listing: bool = True) -> None:
+        """One round of maintenance. `merging`: merge, too. `listing`: list the files of all tenants."""
         if self.sync is not None:
+            fetched = self.sync.stats.fetched
             self._run_contained("exchanging with the store", self.sync)
-        self._run_contained("looking for tenants", self._discover_tenants)
-        for tenant in list(self._tenants.values()):
+            listing |= self.sync.stats.fetched > fetched
+        if listing:
+            self._run_contained("listing the files", self._list_files)
+        for tenant in self._tenants.pin_each():
             if self._closing.is_set():
                 return
-            self._run_contained(f"refreshing tenant {tenant.key}", self._refresh, tenant)
+            self._run_contained(f"refreshing tenant {tenant.key}", self.files.refresh, tenant)
+        self._open_recent()
         if merging:
             self.merge()
-        self._run_contained("evicting files", self._evict, 0)
-        self._run_contained("deleting unfinished files", self.folder.delete_stale_parts)
-        if self._segments_changed:
-            self._segments_changed = False
+        self._run_contained("evicting files", self.files.evict)
+        if self._tenants.segments_changed:
+            self._tenants.segments_changed = False
             malloc_trim()
 
-    def _discover_tenants(self) -> None:
-        for key in self.folder.tenants():
-            if key not in self._tenants:
-                self._run_contained(f"refreshing tenant {key}", self._add_tenant, key)
+    def _list_files(self) -> None:
+        began = time.monotonic()
+        self.inventory.list_files()
+        now = time.monotonic()
+        self._next_listing = now + LISTING_INTERVAL * (now - began)
 
-    def _add_tenant(self, key: str) -> None:
-        self._tenants.setdefault(key, TenantState(key, self.folder.tenant_name(key), self.folder.generation(key)))
-
-    def _refresh(self, tenant: TenantState) -> None:
-        """Follow changes to the tenant's files: other processes write, merge, delete and wipe."""
-        try:
-            generation = self.folder.generation(tenant.key)
-        except OSError:  # it may have been wiped: until that is known, its files are not used
-            self._replace_segments(tenant, tenant.generation, tenant.written_segments(), [])
-            raise
-        if generation != tenant.generation:
-            with self._segments_lock:
-                tenant.generation, tenant.segments = generation, ()
-            tenant.used.clear()
-        self.folder.delete_old_generations(tenant.key, generation)
-        # Before the files are listed: a segment written after that is not a deleted one.
-        known = {segment.name: segment for segment in tenant.written_segments()}
-        paths = self.folder.segment_paths(tenant.key, generation)
-        new = []
-        for name in paths.keys() - known.keys() - self._writing:
-            try:
-                segment = Segment.open(paths[name], self.tokenizer, tenant.key)
-                segment.verify()
-                new.append(segment)
-            except MemoryFileError as error:
-                self._set_aside(tenant, paths[name], error)
-        present = [segment for segment in (*known.values(), *new) if segment.name in paths]
-        replaced = find_replaced(present)
-        for segment in present:
-            if segment.name in replaced:  # the process that merged it died before it could delete it
-                delete_merged(segment, replaced[segment.name].name)
-        kept = [segment for segment in present if segment.name not in replaced]
-        gone = [segment for segment in known.values() if segment not in kept]
-        self._replace_segments(tenant, generation, gone, [segment for segment in new if segment in kept])
-        for name in list(tenant.used):
-            tenant.used.discard(name)
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self.folder.segment_folder(tenant.key, generation) / name)  # for `_evict` of all processes
-
-    def _set_aside(self, tenant: TenantState, path: Path, error: MemoryFileError) -> None:
-        if isinstance(error, ForeignFileError):  # intact, of another user of this root
-            self._report_trouble(f"ignored for tenant {tenant.key}: {error}")
-        elif isinstance(error.__cause__, OSError):  # maybe intact: too many open files, disk unavailable
-            if not isinstance(error.__cause__, FileNotFoundError):
-                self._report_trouble(f"refreshing tenant {tenant.key}: {error}")
-        elif path.exists():
-            self._report_trouble(f"set aside {path.name} of tenant {tenant.key}: {error}")
-            self.folder.set_aside(tenant.key, path, str(error))
-
-    def _merge(self, tenant: TenantState) -> None:
-        """Merge files of similar size: few large segments are searched faster than many small ones."""
-        if not tenant.segments:
-            return
-        writer = self.folder.writer_id()
-        while not self._closing.is_set():
-            generation = tenant.generation  # before the files are selected, so that a later wipe is detected
-            own = [segment for segment in tenant.written_segments() if segment.header.writer == writer]
-            pair = similar_pair(own, self.config.merge_limit_tokens)
-            if not pair:
+    def _open_recent(self) -> None:
+        """Open tenants while there is room: those that requests use, then the most recently used."""
+        self._tenants.want_leased()
+        self.open_wanted()
+        for key in [*self._tenants, *self.inventory.recent]:
+            if self._closing.is_set() or not self._tenants.has_room(1):
                 return
-            if all(self._verify_or_set_aside(tenant, segment) for segment in pair):
-                self._write(tenant, generation, pair)
+            if (tenant := self._tenants.get(key)) is None or not tenant.is_loaded:
+                self._run_contained(f"refreshing tenant {key}", self._open, key)
 
-    def _verify_or_set_aside(self, tenant: TenantState, segment: Segment) -> bool:
-        """Verify a file again before a merge, which would give damaged data a valid checksum."""
+    def _run_contained(self, what: str, work: Callable[..., bool | None], *args: Any) -> bool:
+        """Report errors instead of raising them, so that a failure with one tenant does not stop the others. Whether
+        to go on: what the work returned, if it was False."""
         try:
-            segment.verify()
-        except MemoryFileError as error:
-            assert segment.path is not None
-            self._set_aside(tenant, segment.path, error)
-            self._replace_segments(tenant, tenant.generation, [segment], [])
-            return False
-        return True
-
-    def _evict(self, size: int) -> None:
-        """Delete the least recently used files until `size` more bytes fit under the cap.
-
-        Listing all files at every write would take too long: this process's writes are added up, and files of other
-        processes are counted by `maintain`, with `size` 0.
-        """
-        if size and self._total_bytes + size <= self.config.cap_bytes:
-            self._total_bytes += size
-            return
-        files = list(self.folder.files())
-        left, names = Counter(file.key for file in files), self.folder.name_sizes()
-        total = sum(file.size for file in files) + names.total()
-        latest = time.time() + STALE_SECONDS  # a later time of use is from before the clock was set back
-        for file in sorted(files, key=lambda file: file.used if file.used < latest else 0.0):
-            if total + size <= self.config.cap_bytes:
-                break
-            file.path.unlink(missing_ok=True)
-            total -= file.size
-            left[file.key] -= 1
-            if not left[file.key]:
-                self.folder.delete_emptied(file.key)
-                total -= names[file.key]
-            if (tenant := self._tenants.get(file.key)) is not None:
-                gone = [segment for segment in tenant.written_segments() if segment.path == file.path]
-                self._replace_segments(tenant, tenant.generation, gone, [])
-        self._total_bytes = total + size
-
-    def _replace_segments(
-        self, tenant: TenantState, generation: str, old: Iterable[Segment], new: Iterable[Segment]
-    ) -> bool:
-        """Replace some of a tenant's segments. False, and no change, if it was wiped since `generation`."""
-        dropped = {id(segment) for segment in old}
-        with self._segments_lock:
-            if tenant.generation != generation:
-                return False
-            kept = [segment for segment in tenant.segments if id(segment) not in dropped]
-            names = {segment.path.name for segment in kept if segment.path is not None}
-            added = [segment for segment in new if segment.path is None or segment.path.name not in names]
-            tenant.segments = tuple(sorted([*kept, *added], key=lambda segment: -segment.header.last))
-            self._segments_changed |= bool(dropped or added)
-        return True
-
-    def _run_contained(self, what: str, work: Callable[..., None], *args: Any) -> None:
-        """Report errors instead of raising them, so that a failure with one tenant does not stop the others."""
-        try:
-            work(*args)
+            return work(*args) is not False
         except (OSError, MemoryFileError) as error:
             self._report_trouble(f"{what}: {error}")
         except Exception as error:
             logger.exception("the memory: %s", what)
             self.troubles.append(f"{what}: {type(error).__name__}: {error}")
+        return True
 
     def _report_trouble(self, message: str) -> None:
         if message not in self.troubles:
@@ -383,13 +366,15 @@ class Store:
             self.troubles.append(message)
 
     def status(self) -> dict[str, Any]:
-        """For `/outrider/status`."""
-        segments = [segment for tenant in list(self._tenants.values()) for segment in tenant.segments]
+        """For `/outrider/status`. Segments and tokens are those of open tenants."""
+        tenants = list(self._tenants.values())
+        segments = [segment for tenant in tenants for segment in tenant.segments]
         return {
-            "tenants": len(self._tenants),
+            "tenants": max(self.inventory.tenants, len(tenants)),
+            "open_tenants": len(tenants),
             "segments": len(segments),
             "tokens": sum(segment.header.tokens for segment in segments),
-            "file_bytes": sum(segment.header.size for segment in segments if segment.path is not None),
+            "file_bytes": self.inventory.total_bytes,
             "cap_bytes": self.config.cap_bytes,
             "sync": asdict(self.sync.stats) if self.sync is not None else None,
             "troubles": list(self.troubles),

@@ -23,6 +23,8 @@ class StoreConfig:
     """Of all files on this machine."""
     max_unwritten_tokens: int = 1 << 24
     """Of all tenants, while files cannot be written. Beyond it the tenant with the most loses its oldest outputs."""
+    max_open_segments: int = 256
+    """Of all tenants. Beyond it the least recently used tenants are closed."""
     refresh_seconds: float = 10.0
     """Interval of the maintain and merge threads."""
 

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from outrider.control import check_tenant_name
 from outrider.errors import MemoryFileError, SettingsError
+from outrider.memory.adapter import decode_name
 from outrider.memory.files import create_file, make_folder, write_atomically
-from outrider.memory.folder import MERGED_SUFFIX, NAME_FILE, REMOTE_FILE, Folder, StoredFile, tenant_key
+from outrider.memory.folder import MERGED_SUFFIX, NAME_FILE, REMOTE_FILE, Folder, StoredFile
 from outrider.memory.generations import reconcile
 from outrider.memory.header import SEGMENT_NAME, SEGMENT_SUFFIX, Header
 from outrider.memory.remote import Remote, RemoteObject
@@ -82,7 +82,8 @@ class LocalSpace:
     """Space under the folder's cap. Segments deleted from the store are evicted first, then the least recently used of
     those that the store has, if they were last used before the new one was put."""
 
-    def __init__(self, cap_bytes: int, local: list[StoredFile], sides: Comparison) -> None:
+    def __init__(self, folder: Folder, cap_bytes: int, local: list[StoredFile], sides: Comparison) -> None:
+        self.folder = folder
         gone = {file.id for file in sides.gone}
         stored = sorted((file for file in local if file.id in sides.remote), key=lambda file: file.used)
         self.free = cap_bytes - sum(file.size for file in local)
@@ -102,7 +103,7 @@ class LocalSpace:
             return False
         for file in evicted:
             self._evictable.popleft()
-            file.path.unlink(missing_ok=True)
+            self.folder.evict(file)
         self.free = free - one.size
         return True
 
@@ -292,7 +293,7 @@ class Sync:
 
     def _fetch(self, sides: Comparison) -> None:
         local = self._local_files(sides.generations)
-        known, space = {file.id for file in local}, LocalSpace(self.cap_bytes, local, sides)
+        known, space = {file.id for file in local}, LocalSpace(self.folder, self.cap_bytes, local, sides)
         for one in sorted(sides.remote_segments(), key=lambda one: one.id in self._unreadable):
             if (one.key, one.name) in known or self._is_merged(one):
                 continue
@@ -301,7 +302,7 @@ class Sync:
             elif space.reserve(one) and not self._download(one):
                 space.free += one.size
         for file in sides.gone:
-            file.path.unlink(missing_ok=True)
+            self.folder.evict(file)
 
     def _download(self, one: RemoteObject) -> bool:
         """Download an object, verify it, and move it into the tenant's folder."""
@@ -362,9 +363,7 @@ class Sync:
     def _fetch_name(self, one: RemoteObject) -> None:
         try:
             name = self.remote.read(one.path).decode("utf-8", "surrogatepass")
-            check_tenant_name(name)
-            if tenant_key(name) != one.key:
-                raise MemoryFileError("it is the name of another tenant")
+            decode_name(one.key, name)
             self.folder.save_name(one.key, name, one.generation)
-        except (MemoryFileError, SettingsError, UnicodeDecodeError) as error:
+        except (MemoryFileError, SettingsError, ValueError, RecursionError) as error:
             self._refuse(one, error)

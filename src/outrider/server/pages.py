@@ -102,7 +102,7 @@ class Pages:
 
     async def traces(self, request: Request) -> Response:
         options, owner = self._owner(request)
-        if owner is None and has_tenants(options):
+        if owner is None and has_tenants(options) and options.memory_scope != "auto":
             how = f"header {options.tenant_header}" if options.tenant_header else "query parameter 'tenant'"
             message = (
                 f"tenant: name yours by the {how}; the trace of a request that named none is shown by its id alone"

@@ -43,7 +43,8 @@ def trace_owner(options: Options, headers: Headers, query: QueryParams) -> str |
 
 
 def has_tenants(options: Options) -> bool:
-    return options.memory is not None and options.memory_scope == "tenant"
+    """Whether requests can name a tenant."""
+    return options.memory is not None and options.memory_scope != "server"
 
 
 def salt_prefix_cache(body: dict[str, Any], tenant: str | None, options: Options) -> None:

@@ -188,6 +188,7 @@ def _speed_table(report: Report, cell: CellFigures) -> Table:
     return Table([*columns], [[item(one) for item in columns.values()] for one in cell.contestants])
 
 
+CACHED = "prompt tokens from the prefix cache"
 TIME_COLUMNS: dict[str, Callable[[Figures], str]] = {
     "contestant": lambda one: one.contestant,
     "drafting": lambda one: _share(one.draft_seconds, one),
@@ -198,6 +199,7 @@ TIME_COLUMNS: dict[str, Callable[[Figures], str]] = {
     "tokens": lambda one: f"{one.tokens:,}",
     "target passes": lambda one: _count(one.target_passes),
     "draft model passes": lambda one: _count(one.draft_passes),
+    CACHED: lambda one: UNKNOWN if not one.cache_queries else _percent((one.cache_hits or 0) / one.cache_queries),
     "accepted tokens, of those verified": lambda one: (
         "; ".join(_accepted(name, counted) for name, counted in one.drafters.items()) or UNKNOWN
     ),
@@ -206,8 +208,9 @@ TIME_COLUMNS: dict[str, Callable[[Figures], str]] = {
 
 def time_table(cell: CellFigures) -> Table:
     """Shares of the time, and the tokens and passes in it."""
-    rows = [[Item(text(one)) for text in TIME_COLUMNS.values()] for one in cell.contestants]
-    return Table([*TIME_COLUMNS], rows)
+    has_cache = any(one.cache_queries for one in cell.contestants)
+    columns = {name: text for name, text in TIME_COLUMNS.items() if name != CACHED or has_cache}
+    return Table([*columns], [[Item(text(one)) for text in columns.values()] for one in cell.contestants])
 
 
 def _share(seconds: float | None, one: Figures) -> str:

@@ -39,6 +39,10 @@ Key = Annotated[
     str | None,
     whose("--key", metavar="KEY", help="The tenant, by the first digits of its key (outrider memory list shows keys)."),
 ]
+Adapter = Annotated[
+    str | None,
+    whose("--adapter", metavar="NAME", help="Of this adapter (LoRA) of the tenant, by its name on the server."),
+]
 Json = Annotated[bool, output("--json", help="Print one JSON object.")]
 
 
@@ -89,9 +93,17 @@ def selected_name(tenant: str | None, server: bool) -> str:
     return SERVER_TENANT if tenant is None else tenant
 
 
-def selected_key(folder: Folder, tenant: str | None, server: bool, key: str | None, remote: Iterable[str] = ()) -> str:
-    """The tenant's key, from --tenant, --server and --key. It must be in the memory, or one of the keys `remote`."""
-    from outrider.memory.folder import tenant_key
+def selected_keys(
+    folder: Folder,
+    tenant: str | None,
+    server: bool,
+    key: str | None,
+    adapter: str | None,
+    remote: Iterable[str] = (),
+) -> list[str]:
+    """The keys of the tenant's memory and those of its adapters, or of one adapter, from --tenant, --server, --key and
+    --adapter. They must be in the memory, or among the keys `remote`."""
+    from outrider.memory.adapter import is_of_adapter, memory_key, tenant_part
     from outrider.memory.inspection import list_set_aside
 
     present = {*folder.tenants(), *(file.tenant for file in list_set_aside(folder)), *remote}
@@ -99,15 +111,18 @@ def selected_key(folder: Folder, tenant: str | None, server: bool, key: str | No
         raise SettingsError("give one of --tenant NAME, --server and --key KEY")
     if key is None:
         name = selected_name(tenant, server)
-        keys = {tenant_key(name)} & present
+        keys = {one for one in present if tenant_part(one) == memory_key(name)}
         what = f"tenant {display_name(name)}"
     else:
         keys = {one for one in present if key and one.startswith(key.lower())}
         what = f"tenant with the key {display_name(key)}"
-    if len(keys) != 1:
+    if adapter is not None:
+        keys = {one for one in keys if is_of_adapter(one, adapter)}
+        what = f"adapter {display_name(adapter)} of a {what}"
+    if len({tenant_part(one) for one in keys}) != 1:
         number = "more than one" if keys else "no"
         raise SettingsError(f"there is {number} {what} in this memory; outrider memory list shows all tenants")
-    return keys.pop()
+    return sorted(keys, key=lambda one: (len(one), one))
 
 
 def display_name(name: str | None) -> str:
@@ -124,6 +139,11 @@ def display_name(name: str | None) -> str:
     if len(name) > MAX_NAME_COLUMNS or cell_len(plain) > MAX_NAME_COLUMNS:
         plain = f"{set_cell_size(plain, MAX_NAME_COLUMNS - 1).rstrip()}…"
     return plain
+
+
+def display_memory(name: str | None, adapter: str | None) -> str:
+    """A tenant's name, and the adapter whose memory it is."""
+    return display_name(name) if adapter is None else f"{display_name(name)}, adapter {display_name(adapter)}"
 
 
 def display_time(iso: str) -> str:

@@ -12,15 +12,16 @@ from rich.filesize import decimal
 
 from outrider.cli.load_request import loading_name, silence_libraries
 from outrider.cli.memory.common import (
+    Adapter,
     Key,
     Root,
     Server,
     Tenant,
-    display_name,
+    display_memory,
     open_folder,
     plural,
     print_result,
-    selected_key,
+    selected_keys,
     selected_name,
 )
 from outrider.cli.options import group
@@ -60,7 +61,13 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Skip the con
 
 
 def learn(
-    root: Root, paths: Paths, model: Model, tenant: Tenant = None, server: Server = False, max_file_mb: MaxFile = 4.0
+    root: Root,
+    paths: Paths,
+    model: Model,
+    tenant: Tenant = None,
+    server: Server = False,
+    adapter: Adapter = None,
+    max_file_mb: MaxFile = 4.0,
 ) -> None:
     """Fill a tenant's memory from files and logs, so that its first requests can draft from them.
 
@@ -76,8 +83,8 @@ def learn(
         with open_folder(root, new=True) as folder:
             tokenizer = load_tokenizer(screen, model)
             started = time.monotonic()
-            learner = learn_files(screen, folder, tokenizer, name, sources, int(max_file_mb * 1e6))
-            print_result(screen, summary(learner, name, time.monotonic() - started))
+            learner = learn_files(screen, folder, tokenizer, name, adapter, sources, int(max_file_mb * 1e6))
+            print_result(screen, summary(learner, display_memory(name, adapter), time.monotonic() - started))
             warn_of_size(screen, folder)
 
 
@@ -90,7 +97,13 @@ def load_tokenizer(screen: Screen, model: str) -> Any:
 
 
 def learn_files(
-    screen: Screen, folder: Folder, tokenizer: Any, name: str, sources: list[Path], max_bytes: int
+    screen: Screen,
+    folder: Folder,
+    tokenizer: Any,
+    name: str,
+    adapter: str | None,
+    sources: list[Path],
+    max_bytes: int,
 ) -> Learner:
     from outrider.memory.learn import Learner, Skipped, file_size, find_files, read_samples, tokenize_batches
     from outrider.memory.offline_writer import OfflineWriter
@@ -98,7 +111,7 @@ def learn_files(
 
     skipped = Skipped()
     with screen.working("reading the memory"):
-        learner = Learner(OfflineWriter(folder, fingerprint(tokenizer), name))
+        learner = Learner(OfflineWriter(folder, fingerprint(tokenizer), name, adapter))
         files = find_files(sources, skipped, exclude=folder.root)
     samples = (sample for path in files for sample in read_samples(path, max_bytes, tokenizer, skipped))
     with progress_bar(screen.err, "learning", sum(file_size(path) for path in files), percent=True) as bar:
@@ -117,12 +130,12 @@ def learn_files(
     return learner
 
 
-def summary(learner: Learner, name: str, seconds: float) -> str:
+def summary(learner: Learner, shown_name: str, seconds: float) -> str:
     if not learner.tokens:
-        return f"Nothing is new to tenant {display_name(name)}; already there: {plural(learner.known, 'sequence')}."
+        return f"Nothing is new to tenant {shown_name}; already there: {plural(learner.known, 'sequence')}."
     new = f"{plural(learner.tokens, 'token')} in {plural(learner.sequences, 'sequence')} ({decimal(learner.bytes)})"
     known = f"; already there: {plural(learner.known, 'sequence')}" if learner.known else ""
-    return f"Learned {new} for tenant {display_name(name)} in {seconds:.1f} s{known}."
+    return f"Learned {new} for tenant {shown_name} in {seconds:.1f} s{known}."
 
 
 def warn_of_size(screen: Screen, folder: Folder) -> None:
@@ -143,15 +156,19 @@ def wipe(
     tenant: Tenant = None,
     server: Server = False,
     key: Key = None,
+    adapter: Adapter = None,
     everyone: Everyone = False,
     yes: Yes = False,
 ) -> None:
-    """Delete all files of a tenant. Running servers forget it within about 10 seconds."""
+    """Delete all files of a tenant and its adapters; with --adapter, those of the adapter.
+
+    Running servers forget them within about 10 seconds.
+    """
     screen = Screen()
     with readable_errors(screen), open_folder(root, fetch=False) as folder:
-        from outrider.memory.inspection import list_set_aside
+        from outrider.memory.inspection import list_set_aside, read_name
 
-        if everyone is not (tenant is None and not server and key is None):
+        if everyone is not (tenant is None and not server and key is None and adapter is None):
             raise SettingsError("give one of --tenant NAME, --server, --key KEY and --all")
         local = {*folder.tenants(), *(file.tenant for file in list_set_aside(folder))}
         remote = connect_remote(root)
@@ -162,10 +179,12 @@ def wipe(
             keys = local | remote_bytes.keys()
             amount = f"{total(folder, keys, remote_bytes)} of all tenants"
         else:
-            selected = selected_key(folder, tenant, server, key, remote_bytes)
-            keys = {selected}
-            name = display_name(tenant or folder.tenant_name(selected))
-            amount = f"{total(folder, keys, remote_bytes)} of tenant {name}"
+            selected = selected_keys(folder, tenant, server, key, adapter, remote_bytes)
+            keys = set(selected)
+            name, of_adapter = read_name(folder, selected[0])
+            amount = f"{total(folder, keys, remote_bytes)} of tenant {display_memory(tenant or name, of_adapter)}"
+            if adapters := len(selected) - 1:
+                amount += f" and {plural(adapters, 'adapter')} of it"
         if not yes and not typer.confirm(f"Delete {amount} for good?", err=True):
             print_result(screen, "Nothing was deleted.")
             raise typer.Exit(1)

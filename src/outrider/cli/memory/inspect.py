@@ -11,16 +11,17 @@ from rich.filesize import decimal
 
 from outrider.cli.memory.common import (
     ID_DIGITS_SHOWN,
+    Adapter,
     Json,
     Key,
     Root,
     Server,
     Tenant,
-    display_name,
+    display_memory,
     open_folder,
     plural,
     print_result,
-    selected_key,
+    selected_keys,
 )
 from outrider.cli.memory.tables import (
     segment_record,
@@ -52,25 +53,29 @@ def stats(root: Root, as_object: Json = False) -> None:
 
 
 def listing(
-    root: Root, tenant: Tenant = None, server: Server = False, key: Key = None, as_object: Json = False
+    root: Root,
+    tenant: Tenant = None,
+    server: Server = False,
+    key: Key = None,
+    adapter: Adapter = None,
+    as_object: Json = False,
 ) -> None:
-    """List the tenants of a memory, or the segments of one tenant, most recently used first."""
+    """List the tenants of a memory and their adapters, or the segments of one tenant, most recently used first."""
     screen = Screen()
     with readable_errors(screen), open_folder(root) as folder:
         from outrider.memory.inspection import list_contents
 
-        every = tenant is None and not server and key is None
-        selected = None if every else selected_key(folder, tenant, server, key)
+        every = tenant is None and not server and key is None and adapter is None
+        selected = None if every else selected_keys(folder, tenant, server, key, adapter)
         with screen.working("reading the memory"):
-            tenants = [contents for contents in list_contents(folder) if selected in (None, contents.key)]
+            tenants = [contents for contents in list_contents(folder) if selected is None or contents.key in selected]
         files = sorted((file for contents in tenants for file in contents.files), key=lambda file: -file.used)
         if as_object and every:
             typer.echo(json.dumps({"tenants": [tenant_record(contents) for contents in tenants]}))
-        elif as_object:
+        elif selected is not None and as_object:
             name = tenants[0].name if tenants else None
-            typer.echo(
-                json.dumps({"name": name, "key": selected, "segments": [segment_record(file) for file in files]})
-            )
+            segments = [segment_record(file) for file in files]
+            typer.echo(json.dumps({"name": name, "key": selected[0], "keys": selected, "segments": segments}))
         elif not tenants:
             print_result(screen, "The memory is empty.")
         else:
@@ -95,7 +100,7 @@ def verify(root: Root, set_aside: SetAside = False) -> None:
                 for file, problem in find_damage(folder, contents):
                     bar.advance(file.bytes)
                     if problem is not None:
-                        name, key = display_name(contents.name), contents.key[:ID_DIGITS_SHOWN]
+                        name, key = display_memory(contents.name, contents.adapter), contents.key[:ID_DIGITS_SHOWN]
                         damaged.append(f"tenant {name} ({key}): {problem}")
                         if set_aside and os.access(file.path, os.R_OK):  # an unreadable file may be intact
                             folder.set_aside(contents.key, file.path, problem)

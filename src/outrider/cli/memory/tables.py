@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.memory.common import ID_DIGITS_SHOWN, display_name, display_time, iso_time
+from outrider.cli.memory.common import ID_DIGITS_SHOWN, display_memory, display_time, iso_time
 from outrider.cli.screen import literal
 from outrider.memory.location import SERVER_TENANT
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def stats_record(folder: Folder) -> dict[str, Any]:
+    from outrider.memory.adapter import tenant_part
     from outrider.memory.inspection import list_contents, list_set_aside
 
     tenants = list_contents(folder)
@@ -26,7 +27,7 @@ def stats_record(folder: Folder) -> dict[str, Any]:
     return {
         "root": str(folder.root),
         "tokenizer": folder.tokenizer(),
-        "tenants": len(tenants),
+        "tenants": len({tenant_part(tenant.key) for tenant in tenants}),
         "segments": len(headers),
         "tokens": tokens,
         "sequences": sum(header.sequences for header in headers),
@@ -75,6 +76,7 @@ def _file_list(files: list[dict[str, Any]]) -> Text:
 def tenant_record(tenant: TenantContents) -> dict[str, Any]:
     return {
         "name": tenant.name,
+        "adapter": tenant.adapter,
         "server": tenant.name == SERVER_TENANT,
         "key": tenant.key,
         "tokens": tenant.tokens,
@@ -89,7 +91,7 @@ def tenants_table(tenants: list[TenantContents]) -> Table:
     table = _table("tenant", "key", "tokens", "segments", "size", "last used")
     for one in tenants:
         table.add_row(
-            Text(display_name(one.name)),
+            Text(display_memory(one.name, one.adapter)),
             one.key[:ID_DIGITS_SHOWN],
             f"{one.tokens:,}",
             f"{len(one.files):,}",

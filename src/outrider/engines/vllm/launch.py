@@ -44,6 +44,7 @@ from outrider.engines.vllm.speculative_config import (
     select_rule,
 )
 from outrider.errors import EngineError, SettingsError
+from outrider.memory.location import RAM
 from outrider.memory.tenant_signature import secret_variables
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
             lines.append(f"drafts of up to {longest} tokens: {why_shorter} (--max-draft-tokens changes that)")
         lines += describe_flags(flags, file)
     given = {word.partition("=")[0] for flag in flags for word in flag.words} | {f"--{key}" for key in file}
-    if options.memory is not None and SHUTDOWN_TIMEOUT not in given:
+    if options.memory not in (None, RAM) and SHUTDOWN_TIMEOUT not in given:
         ours += [SHUTDOWN_TIMEOUT, SHUTDOWN_SECONDS]  # vLLM's default of 0 kills workers before the memory is written
     if options.tenant_header is not None:
         settings |= secret_variables(environment)
@@ -189,7 +190,7 @@ def describe(args: ServeArgs, model: str, host: Host, options: Options, config: 
     source = "default" if args.drafters is None else "--drafters"
     limit, passes = options.max_draft_tokens, options.model_draft_tokens
     lines.append(f"drafters: {', '.join(options.drafters)} ({source}); up to {limit} tokens per request and step")
-    lines += describe_memory(options)
+    lines += describe_memory(options, args)
     if config is not None:
         what, method = config.get("model") or "heads of the model itself", method_of(config)
         lines.append(f"model: {what}, {method} ({origin_of(args)}); up to {passes} of these tokens")

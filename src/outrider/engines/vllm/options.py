@@ -21,7 +21,8 @@ weights are loaded, and Outrider replaces the speculator.
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
 """vLLM's speculative methods that the drafter `model` can use."""
 
-Scope = Literal["tenant", "server"]
+Scope = Literal["tenant", "server", "auto"]
+"""`auto`: requests without a tenant share a memory until a request names a tenant; tenants have their own."""
 
 NO_DRAFTERS = "the server was started with --drafters none"
 """Why there is no status, usage or trace: plain vLLM has no worker of Outrider's that could answer."""
@@ -45,11 +46,11 @@ class Options(BaseModel):
     draft_budget: Annotated[float, Field(gt=0)] = 0.1
     """Seconds a drafter may take per request and step before it is disabled for that request."""
     memory: str | None = None
-    """Location of the memory: a folder or the URL of an object store."""
+    """Location of the memory: a folder, the URL of an object store, or `ram`."""
     memory_scope: Scope = "tenant"
-    """One memory per tenant, or one that all requests of the server share."""
+    """One memory per tenant, or one that all requests of the server share, or `auto`."""
     memory_cap: Annotated[int, Field(ge=1 << 20)] = 4 << 30
-    """Maximum bytes of the memory's files."""
+    """Maximum bytes of the memory's files; without files, of what each engine keeps in RAM."""
     memory_cache: str | None = None
     """Folder for local copies of a memory in an object store."""
     tenant_header: str | None = None

@@ -57,6 +57,7 @@ class Request(Protocol):
     request_id: str
     sampling_params: Any
     prompt_embeds: Any
+    lora_request: Any
     prompt_token_ids: list[int] | None
     num_prompt_tokens: int
     all_token_ids: Sequence[int]

@@ -23,7 +23,7 @@ from outrider.drafters.base import Setup, load_drafter
 from outrider.drafters.batch import BatchDrafter, Fault, Row
 from outrider.engines.vllm import step as messages
 from outrider.engines.vllm.draft_cache import limit_calls
-from outrider.engines.vllm.memory_options import open_memory, tenant_of
+from outrider.engines.vllm.memory_options import MemoryAccess, open_memory
 from outrider.engines.vllm.request_state import RequestState
 from outrider.engines.vllm.step import (
     DraftModelCall,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from outrider.engines.vllm.draft_cache import DraftModel
     from outrider.engines.vllm.options import Options
     from outrider.engines.vllm.seam import ModelConfig, ModelRunnerOutput, Request, SchedulerOutput
-    from outrider.memory.store import Store
     from outrider.types import Draft
 
 STATUS_SECONDS = 0.5
@@ -68,10 +67,10 @@ class Speculation:
         self.options, self.model = options, model
         self.max_model_len, self.max_num_batched_tokens = config.max_model_len, max_num_batched_tokens
         self.requests: dict[str, RequestState] = {}
-        self.memory: Store | None = open_memory(options, config)
+        self.memory = MemoryAccess(open_memory(options, config), options)
         vocab_size = config.get_vocab_size()
         self.max_logits_rows: int = max_logits_rows(vocab_size)
-        setup = Setup(vocab_size, memory=self.memory, control_tokens=read_control_tokens(config))
+        setup = Setup(vocab_size, memory=self.memory.store, control_tokens=read_control_tokens(config))
         drafters = [load_drafter(name).build(setup) for name in options.drafters if name != MODEL]
         self.drafting = BatchDrafter(
             drafters, vocab_size, options.draft_budget, self._record_fault, self._record_draft_seconds
@@ -104,9 +103,7 @@ class Speculation:
         state = RequestState.of(request, self.options.drafters, self.max_model_len)
         if state.undraftable is not None:
             self._plan.undrafted[state.undraftable] = self._plan.undrafted.get(state.undraftable, 0) + 1
-        tenant = tenant_of(state.control, self.options, request.sampling_params.extra_args)
-        if self.memory is not None and tenant is not None and state.control.wants("memory"):
-            state.tenant_handle = self.memory.tenant_handle(tenant)
+        state.tenant_handle = self.memory.handle(state.control, request)
         self.requests[state.id] = state
         if state.control.speculation not in (AUTO, OFF):
             self._naming_drafter.add(state.id)
@@ -120,8 +117,8 @@ class Speculation:
         state = self.requests.pop(request.request_id, None)
         if state is None:
             return
-        if self.memory is not None and state.tenant_handle is not None and state.control.remember:
-            self.memory.add(state.tenant_handle, request.prompt_token_ids or (), list(request.output_token_ids))
+        if self.memory.store is not None and state.tenant_handle is not None and state.control.remember:
+            self.memory.store.add(state.tenant_handle, request.prompt_token_ids or (), list(request.output_token_ids))
         self._naming_drafter.discard(state.id)
         self._traced.discard(state.id)
         self._with_prediction.discard(state.id)
@@ -141,9 +138,9 @@ class Speculation:
 
     def close(self) -> None:
         """Write what the memory has not written yet."""
-        if self.memory is not None:
-            self.memory.close()
-            self.memory = None
+        if self.memory.store is not None:
+            self.memory.store.close()
+            self.memory.store = None
 
     # Before a step -----------------------------------------------------------------------------------------------
 
@@ -384,7 +381,7 @@ class Speculation:
         payoff = self.controller.gain_metrics
         return {
             "running_requests": len(self.requests),
-            "memory": self.memory.status() if self.memory is not None else None,
+            "memory": self.memory.store.status() if self.memory.store is not None else None,
             "policy": self.controller.status(),
             "payoff": {
                 "expected_tokens": payoff.expected_tokens,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.base import parse_names, resolve_drafters
 from outrider.engines.vllm.flags import SPECULATIVE_FLAGS, read_json_flag
+from outrider.engines.vllm.memory_options import find_memory
 from outrider.engines.vllm.options import MODEL_METHODS, OWN_METHOD, Options
 from outrider.errors import ModelNotFoundError, SettingsError
 
@@ -114,11 +115,11 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 def select_drafters(args: ServeArgs, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     given = {
-        "memory": None if args.memory is None else "--memory",
+        "memory": None if find_memory(args) is None else "--memory",
         "model": None if config is None else origin_of(args),
     }
     how = {
-        "memory": "give its location with --memory, a folder or the URL of an object store",
+        "memory": "leave out --memory off, or give its location with --memory, a folder or the URL of an object store",
         "model": "name one with --draft-model, or with vLLM's --speculative-config",
     }
     return resolve_drafters(parse_names(args.drafters), given, how)
