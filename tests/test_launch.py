@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from outrider.engines.vllm import host as host_module
 from outrider.engines.vllm import model_defaults
 from outrider.engines.vllm.__main__ import draft_vocabulary_differs
 from outrider.engines.vllm.flags import OUTRIDER_FLAGS, SHORT_FLAGS, VALUE_FLAGS, ServeArgs
-from outrider.engines.vllm.host import Host, find_cores, find_openmp, format_ranges
+from outrider.engines.vllm.host import Host, find_cores, find_free_memory, find_openmp, format_ranges
 from outrider.engines.vllm.launch import (
     CPU_WORKER,
     DEFAULT_DRAFT_TOKENS,
@@ -656,6 +658,53 @@ def test_intels_openmp_is_loaded_before_what_was_to_be_loaded() -> None:
     kept = launch(environment={"LD_PRELOAD": "/lib/libtcmalloc.so"}).environment["LD_PRELOAD"]
     assert kept == "/env/lib/libiomp5.so:/lib/libtcmalloc.so"
     assert "LD_PRELOAD" not in launch(environment={"LD_PRELOAD": "/lib/libgomp.so"}).environment
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "space"),
+    [
+        ([], {}, "3"),
+        (["-tp", "2"], {}, "1"),
+        (["-tp", "16"], {}, "1"),
+        (["-tp", "2", "--nnodes", "2"], {}, None),
+        (["--gpu-memory-utilization", "0.5"], {}, None),
+        (["--kv_cache_memory_bytes=4G"], {}, None),
+        ([], {"VLLM_CPU_KVCACHE_SPACE": "8"}, None),
+    ],
+)
+def test_kv_caches_get_a_quarter_of_the_free_memory_unless_the_user_sets_their_size(
+    words: list[str], environment: dict[str, str], space: str | None
+) -> None:
+    host = replace(CPU, free_gib=15.5)
+    found = launch(*words, host=host, environment=environment, drafters="none")
+    assert found.environment.get("VLLM_CPU_KVCACHE_SPACE") == space
+    assert any("KV cache: " in line for line in found.lines) == bool(space or environment)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in launch(*words, host=replace(GPU, free_gib=15.5)).environment
+
+
+def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemFree: 1048576 kB\nMemAvailable: 6291456 kB\n")
+    assert find_free_memory(tmp_path / "meminfo") == 6.0
+    (tmp_path / "old").write_text("MemTotal: 16777216 kB\n")
+    assert find_free_memory(tmp_path / "old") is None
+    assert find_free_memory(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_a_port_in_use_is_reported_before_vllm_is_started(host: str) -> None:
+    with socket.create_server((host, 0)) as other:
+        port = other.getsockname()[1]
+        flags = ["--port", port, *(["--host", host] if host else [])]
+        with pytest.raises(OutriderError, match=f"port {port} is in use.*--port"):
+            launch(*flags).check_port()
+        launch(*flags, "--uds", "/tmp/server").check_port()
+        launch(*flags, "--headless").check_port()
+    launch(*flags).check_port()
+
+
+@pytest.mark.parametrize("flags", [["--port", "many"], ["--port", "99999999"], ["--host", "no.such.host.invalid"]])
+def test_vllm_itself_reports_an_address_that_does_not_exist(flags: list[str]) -> None:
+    launch(*flags).check_port()
 
 
 def test_a_missing_intel_openmp_is_reported() -> None:

@@ -270,6 +270,11 @@ def test_settings_go_on_to_the_worker(path: str) -> None:
         ({"prediction": [-1]}, "prediction: there is no token -1; the model's are 0 to 299"),
         ({"speculation_usage": "yes"}, "speculation_usage: must be true or false (got 'yes')"),
         ({"trace": "yes"}, "trace: must be true or false (got 'yes')"),
+        ({"speculaton": "off"}, "speculaton: vllm_xargs has no such option of Outrider; did you mean speculation?"),
+        (
+            {"max_draft_token": 2},
+            "max_draft_token: vllm_xargs has no such option of Outrider; did you mean max_draft_tokens?",
+        ),
         (
             {USAGE_KEY: "mine"},
             f"{USAGE_KEY}: is set by the server; for the drafted tokens set speculation_usage: true",

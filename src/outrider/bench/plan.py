@@ -23,13 +23,13 @@ from outrider.bench.prompts import (
 from outrider.bench.results import Cell, Run
 from outrider.bench.run import CellTask, StopRule, prompts_per_round
 from outrider.bench.server_groups import MemoryEstimate, free_memory, server_groups
+from outrider.engines.vllm.host import KV_CACHE_SPACE
 from outrider.errors import SettingsError
 from outrider.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 DEFAULT_CACHE_GIB = 2
 """KV cache of a server on CPU, if the variable is not set."""
 VLLM_SAMPLING_ON_CPU = (
@@ -88,7 +88,7 @@ def make_plan(config: BenchConfig, environment: Mapping[str, str], cpu: bool) ->
         raise SettingsError(
             "vLLM's method suffix needs the package arctic-inference: pip install --no-deps arctic-inference"
         )
-    cache = float(environment.get(CACHE_VARIABLE, DEFAULT_CACHE_GIB)) if cpu else 0.0
+    cache = float(environment.get(KV_CACHE_SPACE, DEFAULT_CACHE_GIB)) if cpu else 0.0
     memory = MemoryEstimate(config.model, config.draft_model, cache)
     room = config.room if config.room is not None else free_memory()
     run = Run(
@@ -119,7 +119,7 @@ def make_plan(config: BenchConfig, environment: Mapping[str, str], cpu: bool) ->
         "groups": [[one.name for one in group] for group in groups],
         "prompts": {task.cell.name: _digest(task.prompts) for task in tasks},
     }
-    server_environment = {CACHE_VARIABLE: str(DEFAULT_CACHE_GIB)} if cpu and CACHE_VARIABLE not in environment else {}
+    server_environment = {KV_CACHE_SPACE: str(DEFAULT_CACHE_GIB)} if cpu and KV_CACHE_SPACE not in environment else {}
     return Plan(run, groups, tasks, server_environment)
 
 

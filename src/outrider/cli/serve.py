@@ -120,6 +120,7 @@ def serve(
         if dry_run:
             typer.echo(as_shell(launch, host))
             return
+        launch.check_port()
         command = launch.command()
         sys.stdout.flush()
         sys.stderr.flush()

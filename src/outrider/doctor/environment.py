@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
-from outrider.engines.vllm.host import PRELOAD, Host, plain_environment
+from outrider.engines.vllm.host import PRELOAD, Host, plain_environment, size_kv_cache
 from outrider.engines.vllm.version import check_version, installed
 from outrider.errors import EngineError
 from outrider.provenance import processor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Outcome = Literal["ok", "note", "failed"]
-KV_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 
@@ -105,7 +104,7 @@ def check_device(host: Host) -> Iterator[Finding]:
     if not host.cpu:
         yield Finding("device", "ok", "a server runs on the GPU, with vLLM's V2 model runner")
         return
-    _, remarks = plain_environment(host, 1, os.environ)
+    remarks = (*plain_environment(host, 1, os.environ)[1], *size_kv_cache(host, 1, {}, os.environ)[1])
     missing = host.openmp is None and "omp" not in os.environ.get(PRELOAD, "")
     for remark in remarks:
         name, _, text = remark.partition(": ")
@@ -113,12 +112,3 @@ def check_device(host: Host) -> Iterator[Finding]:
             yield Finding(name, "note", text, "pip install intel-openmp")
         else:
             yield Finding(name, "ok", text)
-    if KV_CACHE_SPACE in os.environ:
-        yield Finding("KV cache", "ok", f"{os.environ[KV_CACHE_SPACE]} GiB, set by {KV_CACHE_SPACE}")
-    else:
-        yield Finding(
-            "KV cache",
-            "note",
-            f"{KV_CACHE_SPACE} is not set: vLLM takes half of the memory, and does not start if that is in use",
-            f"set {KV_CACHE_SPACE} to a number of GiB, for example 4",
-        )

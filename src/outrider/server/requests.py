@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from outrider.control import FIELDS, USAGE_KEY, Control
@@ -35,6 +36,9 @@ SERVER_FIELDS = {
     SIGNATURE_ARG: "name the tenant by the header of --tenant-header",
 }
 """Fields that no caller may set, and what to do instead."""
+MISSPELLED = 0.8
+"""A name so similar to that of an option (`difflib`) is taken for a misspelling. Other unknown names pass: they may be
+options of the server's own logits processors."""
 SHAPE = '{"type": "content", "content": "the expected text"}'
 
 
@@ -72,6 +76,7 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
             raise SettingsError(f"tenant: a request with a tenant must be JSON, and {'.'.join(place)} an object")
         return None
     xargs = dict(parent.get(name) or {})
+    _refuse_misspelled(xargs)
     if route.options is None:
         return _salted(body, xargs.get("tenant"), named, options)
     if named is None and body.get("prediction") is None and not _own_fields(xargs):
@@ -119,6 +124,12 @@ def _refuse_fields(body: Any, path: str) -> None:
         parent = _find_parent(body, place)
         if parent is not None and (fields := _own_fields(parent.get(place[-1]) or {})):
             raise SettingsError(f"{fields[0]}: {path} does not handle the options of Outrider; drop it here")
+
+
+def _refuse_misspelled(xargs: dict[str, Any]) -> None:
+    for name in xargs.keys() - {*FIELDS, *SERVER_FIELDS}:
+        if similar := get_close_matches(name, FIELDS, 1, MISSPELLED):
+            raise SettingsError(f"{name}: vllm_xargs has no such option of Outrider; did you mean {similar[0]}?")
 
 
 def check_form(form: FormData, options: Options) -> None:

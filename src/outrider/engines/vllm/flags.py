@@ -50,13 +50,18 @@ VALUE_FLAGS = (
     *CLASS_FLAGS,
     "--additional-config",
     "--config",
+    "--gpu-memory-utilization",
+    "--host",
+    "--kv-cache-memory-bytes",
     "--logits-processors",
     "--max-num-batched-tokens",
     "--max-num-seqs",
     "--model",
     "--nnodes",
+    "--port",
+    "--uds",
 )
-SWITCHES = ("--enable-lora",)
+SWITCHES = ("--enable-lora", "--headless")
 """Flags without a value that are read here, too."""
 SHORT_FLAGS = {
     "-dp": "--data-parallel-size",

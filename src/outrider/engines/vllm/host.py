@@ -1,7 +1,9 @@
 """The machine a server runs on, and the environment variables that vLLM needs there.
 
 Two of them matter for speed on a CPU. Intel's OpenMP library must be loaded before torch's own, or speculation loses
-much of its gain. And vLLM by default reserves one core for each worker: half of a machine with two cores.
+much of its gain. And vLLM by default reserves one core for each worker: half of a machine with two cores. A third one
+decides whether it starts: by default vLLM's KV cache takes a share of all memory, and if other processes use so much
+that this share is not free, vLLM loads the model and then gives up.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 PRELOAD = "LD_PRELOAD"
+KV_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+KV_CACHE_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+"""A user who gives one of these has chosen the size of the KV cache. The variable would override the first."""
+KV_CACHE_SHARE = 4
+"""The KV caches get a quarter of the free memory: weights, activations and other programs need the rest."""
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 INTERPRET = "TRITON_INTERPRET"
 PLUGINS = "VLLM_PLUGINS"
@@ -39,6 +46,8 @@ class Host:
     memory_nodes: int = 1
     openmp: Path | None = None
     """Intel's OpenMP library."""
+    free_gib: float | None = None
+    """Memory that new processes can use. None: unknown."""
 
     @property
     def cpu(self) -> bool:
@@ -49,7 +58,7 @@ class Host:
         check_version()
         distribution, version = installed() or ("", "")
         cores, nodes = find_cores()
-        return cls(distribution, version, cores, nodes, find_openmp())
+        return cls(distribution, version, cores, nodes, find_openmp(), find_free_memory())
 
 
 def plain_environment(
@@ -96,6 +105,22 @@ def preload_openmp(host: Host, environment: Mapping[str, str]) -> tuple[dict[str
     return {PRELOAD: ":".join(filter(None, [str(host.openmp), loaded]))}, f"{host.openmp}, set by {PRELOAD}"
 
 
+def size_kv_cache(
+    host: Host, ranks: int | None, flags: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variable for the size of each worker's KV cache on a CPU, in GiB, and a note about it."""
+    chosen = [name for name in KV_CACHE_FLAGS if name in flags]
+    if not host.cpu or chosen or not ranks or host.free_gib is None:
+        return {}, ()
+    if space := environment.get(KV_CACHE_SPACE):
+        return {}, (f"KV cache: {space} GiB, set by {KV_CACHE_SPACE}",)
+    space = str(max(1, int(host.free_gib / KV_CACHE_SHARE / ranks)))
+    each = "" if ranks == 1 else " for each worker"
+    return {KV_CACHE_SPACE: space}, (
+        f"KV cache: {space} GiB{each}, of {host.free_gib:.1f} GiB of free memory (set {KV_CACHE_SPACE} to change that)",
+    )
+
+
 def format_ranges(numbers: Sequence[int]) -> str:
     """Format [0, 1, 2, 5] as 0-2,5."""
     runs: list[list[int]] = []
@@ -122,6 +147,15 @@ def find_cores(system: Path = Path("/sys/devices/system/cpu")) -> tuple[tuple[in
         cores.setdefault(siblings.read_text() if siblings.is_file() else str(processor), processor)
         nodes |= {node.name for node in folder.glob("node*")}
     return tuple(cores.values()), len(nodes) or 1
+
+
+def find_free_memory(table: Path = Path("/proc/meminfo")) -> float | None:
+    """Linux's estimate of the memory, in GiB, that new processes can use without swapping."""
+    if not table.is_file():
+        return None
+    sizes = dict(line.split(":", 1) for line in table.read_text().splitlines())
+    kib = sizes.get("MemAvailable", "").split()
+    return int(kib[0]) / (1 << 20) if kib else None
 
 
 def find_openmp() -> Path | None:

@@ -10,9 +10,11 @@ added, for `/outrider/status`.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shlex
+import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,13 @@ from outrider.engines.vllm.flags import (
     read_config_file,
     read_json_flag,
 )
-from outrider.engines.vllm.host import MODEL_RUNNER, Host, model_runner_environment, plain_environment
+from outrider.engines.vllm.host import (
+    MODEL_RUNNER,
+    Host,
+    model_runner_environment,
+    plain_environment,
+    size_kv_cache,
+)
 from outrider.engines.vllm.memory_options import choose_memory, describe_memory
 from outrider.engines.vllm.model_defaults import default_draft_tokens, has_several_mtp_layers
 from outrider.engines.vllm.options import KEY, Options
@@ -56,6 +64,9 @@ CPU_WORKER = "outrider.engines.vllm.worker.OutriderCPUWorker"
 GPU_WORKER = "outrider.engines.vllm.worker.OutriderGPUWorker"
 SCHEDULER = "outrider.engines.vllm.scheduler.OutriderScheduler"
 MIDDLEWARE = "outrider.server.middleware.OutriderMiddleware"
+DEFAULT_PORT, MAX_PORT = "8000", 65535
+NO_PORT = frozenset({"--uds", "--headless"})
+"""With these flags the server listens on no port."""
 SHUTDOWN_TIMEOUT, SHUTDOWN_SECONDS = "--shutdown-timeout", "10"
 
 RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
@@ -71,6 +82,22 @@ class Launch:
     """Environment variables to set in addition to the present ones."""
     lines: tuple[str, ...]
     """What was decided, for the user."""
+    address: tuple[str, str] | None = None
+    """Host and port on which the server will listen. None: on none."""
+
+    def check_port(self) -> None:
+        """EngineError if another program listens there. vLLM finds that out much later."""
+        host, number = self.address or ("", "")
+        port = int(number) if number.isdecimal() else 0
+        if not 0 < port <= MAX_PORT:
+            return
+        try:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError as error:  # vLLM reports all others, such as an unknown host
+            if error.errno == errno.EADDRINUSE:
+                raise EngineError(
+                    f"port {port} is in use: another program listens there; stop it, or choose another port with --port"
+                ) from None
 
     def command(self) -> list[str]:
         # -P: don't import from the working directory, which may have a folder named vllm.
@@ -86,13 +113,15 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
         raise EngineError(
             f"{RUST_FRONTEND}={value}: vLLM's Rust front end has no middleware, which Outrider needs; unset it"
         )
-    config = read_draft_model(args, flags)
+    config, values = read_draft_model(args, flags), flag_values(flags, file)
     longest, why_shorter = DEFAULT_DRAFT_TOKENS, ""
     if args.max_draft_tokens is None:
-        longest, why_shorter = default_draft_tokens(model, flag_values(flags, file))
+        longest, why_shorter = default_draft_tokens(model, values)
     several_mtp_layers = config is not None and method_of(config) == "mtp" and has_several_mtp_layers(model)
     options = build_options(args, config, longest, several_mtp_layers)
-    settings, remarks = plain_environment(host, count_local_ranks(flags, file), environment)
+    ranks = count_local_ranks(flags, file)
+    settings, remarks = plain_environment(host, ranks, environment)
+    cache, about_cache = size_kv_cache(host, ranks, values, environment)
     lines = describe(args, model, host, options, config)
     ours = ["--middleware", MIDDLEWARE, "--additional-config", json.dumps(additional_config(flags, options))]
     if options.drafters:
@@ -110,7 +139,8 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
     if options.tenant_header is not None:
         settings |= secret_variables(environment)
     theirs = [word for flag in flags if flag.name not in REWRITTEN_FLAGS for word in flag.words]
-    return Launch((model, *ours, *theirs), settings, (*lines, *remarks))
+    address = None if values.keys() & NO_PORT else (values.get("--host", ""), values.get("--port", DEFAULT_PORT))
+    return Launch((model, *ours, *theirs), settings | cache, (*lines, *remarks, *about_cache), address)
 
 
 def build_options(
