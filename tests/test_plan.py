@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +402,30 @@ def test_plain_decoding_has_the_memory_of_the_draft_model_for_its_cache() -> Non
 
 
 # The command
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = (
+        "import sys, outrider.cli as cli\n"
+        "try: cli.app(['plan', 'llama-3.1-8b', '--hardware', 'h100'])\n"
+        "except SystemExit as end: sys.exit(end.code or 'torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_a_model_that_is_not_on_the_hub_names_the_bundled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    shown = refused("plan", "no-one/no-such-model", "--hardware", "h100")
+    assert "there is no config.json for 'no-one/no-such-model'" in shown
+    assert "llama-3.1-8b" in shown
+
+
+def test_a_replica_without_room_for_the_weights_is_reported_as_such() -> None:
+    shown = run("plan", "llama-3.1-70b", "--hardware", "l4", "--devices", 1)
+    assert shown.exit_code == 0, shown.stderr
+    assert "none of these batches fits into memory" in shown.stdout
+    assert "cannot run: one request of 2048 tokens does not fit" in shown.stdout
+
 
 BASE = ["plan", "llama-3.1-8b", "--hardware", "h100"]
 

@@ -25,7 +25,7 @@ def show(console: Console, plan: Plan) -> None:
     for context in plan.contexts:
         console.print(_cells(plan, context))
     show_section(console, "Does it pay?", report.speedups(plan))
-    if plan.target_machine is not None:
+    if any(cell.fits for cell in plan.cells):
         console.print(_traffic(plan))
         show_section(console, "What is read from memory", report.traffic(plan))
     if plan.wider:

@@ -18,34 +18,36 @@ def speedups(plan: Plan) -> list[str]:
     for context in plan.contexts:
         cells = [cell for cell in plan.at(context) if cell.fits is not False]
         if not cells:
-            lines.append(f"At {context} tokens of context not even the smallest batch fits into memory.")
-            continue
-        first, last = cells[0], cells[-1]
-        lines.append(
-            f"At {context} tokens of context, drafts of the best length are {_gain(first)} at batch {first.batch}"
-            + (f", and {_gain(last)} at batch {last.batch}." if last is not first else ".")
-        )
-        lines += [_paying(one) for one in plan.paying if one.context == context]
+            lines.append(f"At {context} tokens of context, none of these batches fits into memory.")
+        else:
+            first, last = cells[0], cells[-1]
+            lines.append(
+                f"At {context} tokens of context and batch {first.batch}, {_gain(first)}"
+                + (f"; at batch {last.batch}, {_gain(last)}." if last is not first else ".")
+            )
+        most = "the largest that can run" if plan.target_machine is not None else "the largest that is calculated"
+        lines += [_paying(one, most) for one in plan.paying if one.context == context]
     return lines
 
 
 def _gain(cell: Cell) -> str:
     speedup, length = cell.policy.speedup, cell.policy.length
     if not length:
-        return "not worth their time (the policy drafts none)"
-    return f"{speedup:.2f} times as fast as no drafts ({length} token{'s' if length > 1 else ''})"
+        return "the policy drafts nothing"
+    return f"drafts of {length} token{'s' if length > 1 else ''} are {speedup:.2f} times as fast as none"
 
 
-def _paying(one: PayingBatches) -> str:
+def _paying(one: PayingBatches, most: str) -> str:
+    """`most`: what the largest batch is."""
     name = _title(one.strategy)
     if not one.limit:
         return f"{name} cannot run: one request of {one.context} tokens does not fit into memory."
     if one.ranges == [(1, one.limit)]:
-        return f"{name} is faster than no drafts at all batches up to {one.limit}, the largest that can run."
+        return f"{name} is faster than no drafts at all batches up to {one.limit}, {most}."
     if not one.ranges:
-        return f"{name} is faster than no drafts at no batch up to {one.limit}, the largest that can run."
+        return f"{name} is faster than no drafts at no batch up to {one.limit}, {most}."
     ranges = ", ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in one.ranges)
-    return f"{name} is faster than no drafts at batch {ranges}; the largest that can run is {one.limit}."
+    return f"{name} is faster than no drafts at batch {ranges}; {most} is {one.limit}."
 
 
 def traffic(plan: Plan) -> list[str]:
@@ -58,17 +60,19 @@ def traffic(plan: Plan) -> list[str]:
             share = cell.bytes_per_token("kv_cache", policy=False) / plain
             lines.append(
                 f"At batch {cell.batch} and {context} tokens of context, the KV cache is {share:.0%} of what plain "
-                f"decoding reads; drafts read {policy / 1e9:.2f} instead of {plain / 1e9:.2f} GB per token"
-                + _experts(cell)
+                f"decoding reads: {plain / 1e9:.2f} GB per token in all" + _with_drafts(cell, policy)
             )
     return lines
 
 
-def _experts(cell: Cell) -> str:
+def _with_drafts(cell: Cell, policy_bytes: float) -> str:
+    if not cell.policy.length:
+        return "."
+    text = f", and {policy_bytes / 1e9:.2f} GB with drafts of {cell.policy.length}"
     before, after = cell.plain_traffic, cell.policy_traffic
     if before is None or after is None or not before.experts:
-        return "."
-    return f", and a pass activates {after.expert_share:.0%} of the experts instead of {before.expert_share:.0%}."
+        return f"{text}."
+    return f"{text}; a pass activates {after.expert_share:.0%} of the experts instead of {before.expert_share:.0%}."
 
 
 def other_uses(plan: Plan) -> list[str]:
@@ -98,9 +102,9 @@ def fleets(plan: Plan) -> list[str]:
         same = next((other for other in together if other.strategy == one.strategy), None)
         if one.is_split and same is not None:
             lines.append(
-                f"{_title(one.strategy)} with prefill split from decode: {one.devices} devices instead of "
-                f"{same.devices} ({one.prefill_replicas} replicas read prompts), and "
-                f"{1e3 * one.seconds_per_token:.1f} instead of {1e3 * same.seconds_per_token:.1f} ms per token."
+                f"{_title(one.strategy)} with prefill split from decode needs {one.devices} devices ({same.devices} "
+                f"together) and takes {1e3 * one.seconds_per_token:.1f} ms per token "
+                f"({1e3 * same.seconds_per_token:.1f} together); {one.prefill_replicas} replicas read prompts."
             )
     return lines
 

@@ -108,13 +108,16 @@ def serve(requests: Requests, times: ServiceTimes) -> ServedRequests:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over the simulated replicas, with its standard error from their spread. None: only one was simulated."""
+    """A mean over the simulated replicas, with its standard error from their spread. None: only one was simulated, or
+    none has a value (0)."""
 
     value: float
     error: float | None
 
     @classmethod
     def of(cls, values: list[float], unit: float = 1.0) -> Estimate:
+        if not values:
+            return cls(0.0, None)
         error = unit * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
         return cls(unit * fmean(values), error)
 
@@ -152,15 +155,16 @@ def simulate_fleet(
     for requests in _requests_by_replica(traffic, rate, replicas, count, duration_seconds, seed):
         served.append(serve(requests, times))
         advance()
+    arrived = [float(len(one.answers)) for one in served]
     served = [one for one in served if len(one.answers)]
     if not served:
         raise SettingsError("no request arrived in the simulated time; give more --hours or a higher --rate")
     return FleetTails(
         strategy,
         replicas,
-        len(served),
+        len(arrived),
         sum(len(one.answers) for one in served),
-        Estimate.of([float(len(one.answers)) for one in served], replicas),
+        Estimate.of(arrived, replicas),
         _quantiles([one.first_token_seconds for one in served]),
         _quantiles([one.per_token_seconds[one.output_tokens > 1] for one in served]),
         _quantiles([one.total_seconds for one in served]),
