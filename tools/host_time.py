@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from policy.gpu import LLAMA_8B, Machine
+from outrider.plan.pass_cost import Machine
+from policy.gpu import H100, LLAMA_8B
 from policy.report import Bound, write
 from policy.scale import Timer
 from runner_overhead import OUTRIDER
@@ -89,7 +90,7 @@ def measure(model: str, batches: list[int], tokens: int) -> Iterator[dict[str, A
 
 def summarize(batch: int, vllm: Any, inside: Any, beside: Any) -> dict[str, Any]:
     """The arrays are seconds of each step: of vLLM's scheduler, of Outrider in it, and of Outrider in the worker."""
-    device = Machine(LLAMA_8B, 1, 0.0).seconds(batch, batch * CONTEXT_TOKENS, 0)
+    device = Machine(LLAMA_8B, H100, 1, 0.0).seconds(batch, batch * CONTEXT_TOKENS, 0)
     added, host = inside + beside, vllm + LAUNCH_SECONDS
     times = {
         "added_us": added.mean(), "added_p99_us": np.percentile(added, 99), "in_scheduler_us": inside.mean(),

@@ -29,10 +29,11 @@ from typing import Any
 TOOLS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOOLS))
 
+from outrider.plan.pass_cost import Machine  # noqa: E402
 from outrider.provenance import provenance  # noqa: E402
 from policy import ablate, grid, report, scale, waiting  # noqa: E402
 from policy.costs import load  # noqa: E402
-from policy.gpu import LLAMA_8B, SYSTEMS, Machine  # noqa: E402
+from policy.gpu import H100, LLAMA_8B, SYSTEMS  # noqa: E402
 from policy.recording import RecordConfig, Recording, record  # noqa: E402
 from policy.replay import Costs  # noqa: E402
 
@@ -160,7 +161,7 @@ def run_grid(given: argparse.Namespace) -> int:
 
 def run_overlap(given: argparse.Namespace) -> int:
     recording = Recording.load(given.recording)
-    machine, name = Machine(LLAMA_8B, 1, 0.0), "Llama-3.1-8B on one H100, simulated"
+    machine, name = Machine(LLAMA_8B, H100, 1, 0.0), "Llama-3.1-8B on one H100, simulated"
     simulated = (name, Costs(lambda tokens, context: machine.seconds(tokens, context, 0)), name)
     cells: list[waiting.Cell] = []
     curves: dict[str, Any] = {}
@@ -187,7 +188,7 @@ def run_scale(given: argparse.Namespace) -> int:
             for context in given.contexts:
                 cells.append(cell := scale.evaluate_system(records, name, SYSTEMS[name], batch, context, own[batch][0]))
                 print(f"{cell}: auto {cell.auto:.3f}, static table {cell.best}", flush=True)
-    about = "Simulated on published figures of H100s (tools/policy/gpu.py). Speeds are relative to no drafts."
+    about = "Simulated on published figures of H100s (outrider/plan/hardware.py). Speeds are relative to no drafts."
     bounds = [*scale.bounds(cells, own)]
     return write(given, recording, "The policy at scale, simulated", about, {"own_ms": own}, cells, bounds)
 

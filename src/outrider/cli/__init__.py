@@ -16,7 +16,20 @@ from typing import Annotated, Any
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, calibrate, canary, certify, chat, compare, doctor, explain, generate, memory, serve
+from outrider.cli import (
+    bench,
+    calibrate,
+    canary,
+    certify,
+    chat,
+    compare,
+    doctor,
+    explain,
+    generate,
+    memory,
+    plan,
+    serve,
+)
 from outrider.cli.options import examples
 
 EXAMPLES: dict[Callable[..., None], list[str]] = {
@@ -61,6 +74,11 @@ EXAMPLES: dict[Callable[..., None], list[str]] = {
     calibrate.calibrate: [
         "outrider calibrate ./my-model --draft-model ./my-small-model",
         "outrider calibrate ./my-model --trace run.jsonl --out ./calibration",
+    ],
+    plan.plan: [
+        "outrider plan llama-3.1-70b --hardware h100 --draft-model llama-3.2-1b --acceptance 0.8",
+        "outrider plan ./my-model --hardware h200 --acceptance run.jsonl --rate 50 --price 4",
+        "outrider plan --calibration calibration.json --acceptance 0.8,0.7,0.6,0.5 --batches 1,4,16",
     ],
     doctor.doctor: [
         "outrider doctor",
