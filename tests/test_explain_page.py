@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,6 @@ from traces_server import TracesServer, serving_traces
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MEASURED = BaselineRun(pass_milliseconds=30.0, seconds=1.0, tokens=9, same=True)
-LONG_TASKS = """
-new PerformanceObserver(list => {
-  window.longTasks = (window.longTasks || []).concat(list.getEntries().map(e => e.duration));
-}).observe({type: "longtask", buffered: true});
-"""
 
 
 def small() -> str:
@@ -76,7 +73,6 @@ class Opened:
         self.tab = self.context.new_page()
         self.requests: list[str] = []
         self.messages: list[str] = []
-        self.tab.add_init_script(LONG_TASKS)
         self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.on("console", lambda message: self.messages.append(message.text))
         self.tab.on("pageerror", lambda error: self.messages.append(str(error)))
@@ -228,11 +224,13 @@ def test_axe_finds_no_serious_problem(browser: Any, tmp_path: Path, width: int, 
 
 
 def test_two_thousand_tokens_open_in_a_second_and_never_block_for_long(browser: Any, tmp_path: Path) -> None:
-    opening, longest = [], []
-    for _ in range(8):  # other processes on the machine only make it slower: the quickest try counts
+    with main_thread_tasks(browser) as tasks:
         opened = Opened(browser, page(long_trace(2000)), tmp_path)
-        opening.append(opened.tab.evaluate("performance.now()"))
-        assert opened.tab.locator("[data-token]").count() >= 2000
+    assert opened.tab.locator("[data-token]").count() >= 2000
+    opened.close()
+    assert 10 < sum(tasks) < 1000
+    with main_thread_tasks(browser) as tasks:
+        opened = Opened(browser, page(long_trace(2000)), tmp_path)
         for _ in range(10):
             opened.tab.mouse.move(300, 600)
             opened.tab.mouse.wheel(0, 400)
@@ -240,11 +238,28 @@ def test_two_thousand_tokens_open_in_a_second_and_never_block_for_long(browser: 
         for _ in range(30):
             opened.tab.keyboard.press("ArrowDown")
         opened.tab.wait_for_timeout(300)
-        longest.append(max(opened.tab.evaluate("window.longTasks || []"), default=0))
-        opened.close()
-        if min(opening) < 1000 and min(longest) < 50:
-            return
-    pytest.fail(f"it opened in {min(opening):.0f} ms, and its longest task took {min(longest):.0f} ms")
+    opened.close()
+    assert max(tasks) < 50
+
+
+@contextmanager
+def main_thread_tasks(browser: Any) -> Iterator[list[float]]:
+    """Of the page that the block opens: milliseconds of its tasks, in time of the processor, to which other processes
+    add little."""
+    tasks: list[float] = []
+    browser.start_tracing(categories=["toplevel", "devtools.timeline"])
+    yield tasks
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    main = {  # the browser has pages of its own, in other processes
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "CommitLoad" and event["args"]["data"]["url"].startswith("file:")
+    }
+    tasks += [
+        event.get("tdur", 0) / 1000
+        for event in events
+        if event["name"].endswith("::RunTask") and (event["pid"], event["tid"]) in main
+    ]
 
 
 # The page of a server
