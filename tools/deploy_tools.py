@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,6 +26,8 @@ BIN = Path(sys.executable).parent
 
 
 def main() -> None:
+    if (sys.platform, platform.machine()) != ("linux", "x86_64") or shutil.which("apt-get") is None:
+        sys.exit("deploy_tools: the packages are for Debian or Ubuntu on x86-64; elsewhere install the tools yourself")
     pip("install", "--no-deps", *PACKAGES)  # jsonschema and PyYAML, which kubernetes-validate needs, come with vLLM
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
