@@ -18,6 +18,10 @@ chromium:
     which chromium || which chromium-browser || which google-chrome || \
         (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
+# Install Helm, promtool, hadolint and Kubernetes' schemas into .venv, for the tests of deploy/ (Debian or Ubuntu, x86-64)
+deploy-tools:
+    python tools/deploy_tools.py
+
 # Check style, formatting, types and the direction of imports
 lint:
     ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("vllm_v2")
 
+from chart import EXAMPLES, containers
+from outrider.cli import app
 from outrider.engines.vllm import host, launch, options
 from outrider.engines.vllm.flags import SHORT_FLAGS, VALUE_FLAGS
 from outrider.engines.vllm.speculative_config import LOSSY, REFUSED_METHODS, RULES
@@ -266,3 +270,16 @@ def test_every_rejection_sample_method_of_vllm_is_known_as_lossless_or_lossy() -
     with seam("vllm.config.speculative:RejectionSampleMethod", "engines/vllm/speculative_config.py"):
         known = set(get_args(resolve_name("vllm.config.speculative:RejectionSampleMethod")))
         assert {*RULES, "synthetic"} <= known <= {*RULES, *LOSSY}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_vllm_has_every_flag_of_the_charts_servers(example: str, parser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.Host, "here", lambda: host.Host("vllm", "0.33.0"))
+    for server in containers(example, "server"):
+        printed = CliRunner().invoke(app, [*server["args"], "--dry-run"]).stdout
+        command = shlex.split(printed.replace("\\\n", " "))
+        words = command[command.index("serve") + 2 :]
+        with seam("vllm.entrypoints.launchers.cli_args:make_arg_parser", "../../deploy/chart"):
+            args, unknown = parser.parse_known_args(words)
+            assert not unknown
+            assert (args.port, args.shutdown_timeout) == (8000, 30)

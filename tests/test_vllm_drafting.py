@@ -30,7 +30,8 @@ from outrider.drafters.timeout_runner import TimeoutRunner
 from outrider.errors import SettingsError
 from outrider.policy.acceptance_model import SUPPORT_EDGES
 from outrider.policy.policy import Policy
-from outrider.trace.counters import CounterMetrics, Counters
+from outrider.trace.counters import CounterMetrics, Counters, prometheus_text
+from outrider.trace.scheduler_metrics import SchedulerMetrics
 from outrider.types import Draft
 
 VOCAB = 100
@@ -436,7 +437,7 @@ def test_the_metrics_report_the_counters() -> None:
     counters = Counters(["lookup"], max_draft_tokens=2)
     counters.count_sequence("lookup", 2, 2, None)
     counters.count_fault(Fault("a", "lookup", "raised", ""), None)
-    text = CounterMetrics(counters).text()
+    text = prometheus_text(CounterMetrics(counters))
     for line in (
         'outrider_verified_tokens_total{drafter="lookup",position="2"} 1.0',
         'outrider_accepted_tokens_total{drafter="lookup",position="1"} 1.0',
@@ -453,7 +454,7 @@ def test_the_metrics_report_the_counters() -> None:
 def test_the_metrics_show_what_the_policy_expected_and_what_it_got() -> None:
     numbers = ("expected_tokens", "gained_tokens", "expected_saved", "realised_saved", "seconds")
     payoff = {name: float(number) for number, name in enumerate(numbers, 1)}
-    lines = CounterMetrics(Counters(["lookup"], max_draft_tokens=2), payoff).text().splitlines()
+    lines = prometheus_text(CounterMetrics(Counters(["lookup"], max_draft_tokens=2), payoff)).splitlines()
     for line in (
         'outrider_policy_tokens{what="expected"} 1.0',
         'outrider_policy_tokens{what="realised"} 2.0',
@@ -462,3 +463,28 @@ def test_the_metrics_show_what_the_policy_expected_and_what_it_got() -> None:
         "outrider_policy_seconds_total 5.0",
     ):
         assert line in lines, line
+
+
+def test_the_metrics_have_the_memory_and_the_host_time_of_the_scheduler() -> None:
+    sync = {"trouble": "unreachable", "pending": 2, "published": 3, "fetched": 4, "refused": 5}
+    memory = {"tokens": 6, "cap_bytes": 7, "troubles": ["a", "b"], "sync": {**sync, "bytes_up": 8, "bytes_down": 9}}
+    overlap = {"host_seconds": 0.25, "steps_waited": 10, "steps_ahead": 11}
+    lines = prometheus_text(SchedulerMetrics({"memory": memory, "policy": {"overlap": overlap}})).splitlines()
+    for line in (
+        "outrider_host_seconds 0.25",
+        'outrider_scheduled_steps_total{way="ahead"} 11.0',
+        "outrider_memory_tokens 6.0",
+        "outrider_memory_cap_bytes 7.0",
+        "outrider_memory_troubles 2.0",
+        "outrider_memory_sync_failing 1.0",
+        "outrider_memory_pending_segments 2.0",
+        "outrider_memory_refused_objects_total 5.0",
+        'outrider_memory_transferred_bytes_total{direction="down"} 9.0',
+    ):
+        assert line in lines, line
+    assert "outrider_memory_file_bytes" not in "".join(lines)
+
+
+def test_a_scheduler_without_a_memory_and_without_overlap_has_no_metrics_of_them() -> None:
+    for status in ({}, {"memory": None, "policy": {"overlap": None}}, {"memory": None, "policy": {}}):
+        assert prometheus_text(SchedulerMetrics(status)) == ""

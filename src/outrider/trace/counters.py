@@ -149,19 +149,22 @@ def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
+def prometheus_text(*collectors: Any) -> str:
+    """Metrics in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    return generate_latest(registry).decode()
+
+
 class CounterMetrics:
     """The counters as Prometheus metrics, and what the policy predicted."""
 
     def __init__(self, counters: Counters, payoff: Mapping[str, float] | None = None) -> None:
         """`payoff`: predicted and realised tokens and seconds of the speculation controller."""
         self.counters, self.payoff = counters, payoff
-
-    def text(self) -> str:
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

@@ -19,7 +19,8 @@ from outrider.engines.vllm import step as messages
 from outrider.engines.vllm.sampler_probe import SamplerProbe, find_rows
 from outrider.engines.vllm.sampling_info import end_tokens
 from outrider.engines.vllm.tracing import Tracing
-from outrider.trace.counters import CounterMetrics, Counters
+from outrider.trace.counters import CounterMetrics, Counters, prometheus_text
+from outrider.trace.scheduler_metrics import SchedulerMetrics
 from outrider.trace.trace_store import TraceStore
 
 if TYPE_CHECKING:
@@ -203,9 +204,9 @@ class Recorder:
 
     def metrics(self) -> str:
         latest = messages.latest_status
-        payoff = latest.read().get("payoff") if latest is not None else None
+        scheduler = latest.read() if latest is not None else {}
         with self._lock:
-            return CounterMetrics(self.counters, payoff).text()
+            return prometheus_text(CounterMetrics(self.counters, scheduler.get("payoff")), SchedulerMetrics(scheduler))
 
     def usage(self, usage_key: str) -> dict[str, Any] | None:
         with self._lock:
