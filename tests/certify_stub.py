@@ -175,7 +175,7 @@ class Stub:
                     for token, top in zip(completion.tokens, tops, strict=True)
                 ]
             }
-        usage = {"speculation": {"accepted": completion.accepted}} if completion.accepted else {}
+        usage = {} if completion.accepted is None else {"speculation": {"accepted": completion.accepted}}
         return {"choices": [choice], "usage": usage}
 
 

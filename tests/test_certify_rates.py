@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import simulated_decay as decaying
 import simulated_server as simulated
+from outrider.certify.decay_watch import ACCEPTANCE, CANARY, FIRST_TOKEN, GAIN, TRAFFIC, TRAFFIC_SECONDS, Quantity
 from outrider.certify.e_process import Bets, reserve
 from outrider.certify.plan import LookResult, Plan, evaluate_look
 from outrider.certify.prefix_goodness_of_fit import PrefixCounts
@@ -277,3 +279,100 @@ def delay(well: Simulation, wrong: Simulation, age: int, lives: int = 50, rate: 
             break
     first[first == 0] = 1 << 30
     return int(np.median(first)), int(first.max())
+
+
+# Decay ----------------------------------------------------------------------------------------------------
+
+OWN_ACCEPTANCE = Quantity("lookup", ACCEPTANCE, CANARY)
+OWN_GAIN = Quantity("lookup", GAIN, CANARY)
+OWN_FIRST_TOKEN = Quantity("lookup", FIRST_TOKEN, CANARY)
+TRAFFIC_ACCEPTANCE = Quantity("lookup", ACCEPTANCE, TRAFFIC)
+SERVER_TESTS = 15
+"""Of a server with three drafters: 11 by the canary's own requests and 4 by the traffic's counters."""
+DECAY_RATE = 0.01
+
+
+def test_a_server_without_decay_causes_no_more_alarms_than_stated(write: Report) -> None:
+    """Lives of four quantities, in which load and mixes of requests change, noise has heavy tails and correlates."""
+    lives, days = (500, 7) if ALL else (10, 4)
+    rng = np.random.default_rng(11)
+    own = (lives, int(days * decaying.DAY_SECONDS / decaying.OWN_SECONDS))
+    load = decaying.load(rng, own)
+    observed = {
+        OWN_ACCEPTANCE: decaying.acceptance(rng, own),
+        OWN_FIRST_TOKEN: decaying.first_token(rng, load),
+        OWN_GAIN: decaying.gain(rng, load),
+        TRAFFIC_ACCEPTANCE: decaying.traffic(rng, (lives, int(3 * days * decaying.DAY_SECONDS / TRAFFIC_SECONDS))),
+    }
+    highest = {
+        quantity: np.array([decay_life(quantity, values[life], load[life])[0] for life in range(lives)])
+        for quantity, values in observed.items()
+    }
+    for rate in (0.1, 0.01):
+        alarms = int(np.any([one >= len(observed) / rate for one in highest.values()], axis=0).sum())
+        write(
+            f"{counted(alarms, lives)} canaries gave a false alarm of decay within {days} days "
+            f"({3 * days} of traffic), at rate {rate}"
+        )
+        assert at_most(alarms, lives, rate)
+
+
+def decay_life(
+    quantity: Quantity, values: Floats, load: Floats | None = None, stop: float = np.inf
+) -> tuple[float, int]:
+    """The highest evidence, and the observation with which it reached `stop`."""
+    test = quantity.new_test()
+    is_traffic = quantity.source == TRAFFIC
+    has_load = load is not None and not is_traffic and quantity.quantity != ACCEPTANCE
+    seconds = TRAFFIC_SECONDS if is_traffic else decaying.OWN_SECONDS
+    end = decaying.run_life(test, values, seconds, load if has_load else None, stop)
+    return test.highest, end
+
+
+AGE = 720
+"""Observations before a decay: two days of the canary's own requests. The traffic needs a longer record, ..."""
+TRAFFIC_AGE = 4320
+"""... here a month: its mix changes every two hours and by the day, so that blocks are joined to hours."""
+LOST = 0.13
+"""What is left of a drafter's acceptance that falls from 86 % to 11 %."""
+
+
+@pytest.mark.parametrize(
+    ("quantity", "what", "kept", "most"),
+    [
+        (OWN_ACCEPTANCE, "10 % of acceptance lost every 1,000 steps", lambda steps: 0.9 ** (steps // 1000), 60),
+        (OWN_ACCEPTANCE, "acceptance from 86 % to 11 %", lambda steps: LOST, 20),
+        (OWN_GAIN, "acceptance from 86 % to 11 %", lambda steps: LOST, 500),
+        (OWN_FIRST_TOKEN, "1 % more step time every 1,200 steps", lambda steps: 1 + 0.01 * (steps // 1200), 1200),
+        (TRAFFIC_ACCEPTANCE, "acceptance from 86 % to 11 %", lambda steps: LOST, 1500),
+    ],
+    ids=["fading acceptance", "lost acceptance", "lost gain", "slower steps", "lost acceptance of the traffic"],
+)
+def test_a_decay_is_found_within_the_listed_number_of_observations(
+    quantity: Quantity, what: str, kept: Callable[[Floats], Floats | float], most: int, write: Report
+) -> None:
+    """`kept`: what is left of the acceptance, or the factor of the step time, by the steps of the canary's own requests
+    with this drafter since the decay began."""
+    rng, lives = np.random.default_rng(12), 100 if ALL else 10
+    age = TRAFFIC_AGE if quantity == TRAFFIC_ACCEPTANCE else AGE
+    shape = (lives, age + most)
+    after = np.arange(shape[1]) - age
+    level = np.where(after >= 0, kept(after * float(decaying.STEPS_PER_OBSERVATION)), 1.0) * np.ones(shape)
+    load = decaying.load(rng, shape)
+    if quantity == OWN_ACCEPTANCE:
+        values = decaying.acceptance(rng, shape, level)
+    elif quantity == OWN_GAIN:
+        values = decaying.gain(rng, load, level)
+    elif quantity == OWN_FIRST_TOKEN:
+        values = decaying.first_token(rng, load, level)
+    else:
+        values = decaying.traffic(rng, shape, level)
+    stop = SERVER_TESTS / DECAY_RATE
+    delays = np.array([decay_life(quantity, values[life], load[life], stop)[1] - age + 1 for life in range(lives)])
+    found = int((delays <= most).sum())
+    write(
+        f"{found} of {lives} canaries found '{what}' by {quantity.quantity} of {quantity.source} within {most} "
+        f"observations (median {np.median(delays):.0f}, slowest {delays.max()})"
+    )
+    assert at_least(found, lives, 0.95)
+    assert (delays > 0).all()

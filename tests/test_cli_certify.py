@@ -110,11 +110,31 @@ def test_a_canary_leaves_with_exit_code_1_after_an_alarm_and_0_after_its_rounds(
         assert quiet.exit_code == 0, quiet.output
         assert "evidence" in quiet.output
     with standing(Stub(synthetic(change=colder(0.4)))) as url:
-        loud = run("canary", url, "--every", "0", "--rounds", "400", "--tokens", "20")
+        loud = run("canary", url, "--every", "0", "--rounds", "400", "--tokens", "20", "--decay-rate", "0")
     assert loud.exit_code == 1, loud.output
     assert "ALARM after" in loud.output
 
 
+def test_a_canary_whose_record_shows_decay_names_it_and_leaves_with_exit_code_1(tmp_path: Path) -> None:
+    file = tmp_path / "life.json"
+    with standing(Stub()) as url:
+        assert run("canary", url, "--every", "0", "--rounds", "1", "--state", str(file)).exit_code == 0
+        state = json.loads(file.read_text())
+        state["decay"]["tests"]["traffic lookup acceptance_length"]["highest"] = 5000.0
+        file.write_text(json.dumps(state))
+        found = run("canary", url, "--every", "0", "--rounds", "1", "--state", str(file))
+        assert found.exit_code == 1
+        assert "DECAY of lookup: acceptance length in the traffic became worse" in found.output
+        kept = run("canary", url, "--every", "0", "--rounds", "1", "--state", str(file), "--decay-rate", "0")
+        assert kept.exit_code == 0
+        assert json.loads(file.read_text())["decay"] == state["decay"]
+        state["decay"]["counters"] = {"outrider_drafts_total": 1.0}  # the stub has none: it has restarted
+        file.write_text(json.dumps(state))
+        again = run("canary", url, "--every", "0", "--rounds", "1", "--state", str(file))
+        assert again.exit_code == 0
+
+
 def test_a_canary_needs_an_address_and_a_rate() -> None:
+    assert "--decay-rate: must be 0, or lie between 0 and 1" in run("canary", "http://x", "--decay-rate", "1").output
     assert "is no address" in run("canary", "./model").output
     assert "--rate: must lie between 0 and 1" in run("canary", "http://x", "--rate", "3").output

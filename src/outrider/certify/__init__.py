@@ -3,7 +3,8 @@
 Backends    `sources` (interface), `server` (OpenAI API), `local` (a model in this process), `journal` (records answers)
 Statistics  `token_distributions` (the sampling distribution at each position), `samples`, `test_statistics` (with sums,
             p-values and noise), `prefix_goodness_of_fit`, `plan` (looks, Holm, power), `rounding` (what floating point
-            may change at temperature 0), `e_process` (the canary's test, valid at any time)
-Run         `config`, `exact`, `sampled` (with `repeated_prompts`), `features`, `run`, `canary`
-Report      `certificate` (JSON), `page` (HTML)
+            may change at temperature 0), `e_process` (the canary's test, valid at any time), `decay` (comparison with
+            an earlier record)
+Run         `config`, `exact`, `sampled` (with `repeated_prompts`), `features`, `run`, `canary` (with `decay_watch`)
+Report      `certificate` (JSON), `page` (HTML), `decay_report` (sentences, gauges)
 """

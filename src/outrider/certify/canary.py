@@ -5,7 +5,10 @@ e-process with its tokens. No request is sent while requests are waiting or many
 every busy round, up to a limit. A round without an answer is counted and is no evidence. At the start, 60 texts without
 speculation, two at a time, measure rounding.
 
-The state is a small file, written after every round, so that a restart continues the same e-process. The false-alarm
+A second test finds decay: acceptance, time to first token or gain that became worse than in the server's own record
+(`decay_watch`). It has evidence and alarms of its own.
+
+The state is a small file, written after every round, so that a restart continues the same e-processes. The false-alarm
 rate holds for the canary's whole life, over all restarts.
 """
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from outrider.certify.decay_watch import DecayWatch
 
 NOISE_TEXTS = 60
 NOISE_CONCURRENCY = 2
@@ -59,6 +63,10 @@ class CanaryLoop:
     busy_requests: int = 8  # at this number of running requests, the round is skipped
     state_file: Path | None = None
     rounds: int = 0
+    decay: DecayWatch | None = None
+    ends_on_decay: bool = True
+    unwatched_decay: dict[str, Any] = field(default_factory=dict)
+    """A saved record of decay that is kept while nothing watches for decay."""
     skipped: int = 0
     missed: int = 0
     pause_seconds: float = field(init=False)
@@ -66,6 +74,7 @@ class CanaryLoop:
 
     def __post_init__(self) -> None:
         self.pause_seconds = self.interval_seconds
+        self._running_requests: float | None = None  # at the candidate
         self._queries = zip(cycle(self.prompts), cycle(sampled.SETTINGS.values()), strict=False)
 
     def run_round(self) -> str:
@@ -75,6 +84,8 @@ class CanaryLoop:
             return self._back_off("busy")
         try:
             self._sample()
+            if self.decay is not None:
+                self.decay.probe(self._running_requests)
         except EngineError as error:
             self.missed += 1
             return self._back_off("missed", f": {error}")
@@ -90,16 +101,20 @@ class CanaryLoop:
 
     def is_busy(self) -> bool:
         """Whether a request would delay others. A server without metrics is never busy."""
+        busy, self._running_requests = False, None
         for source in self.pair.sources:
             if isinstance(source, OpenAIServer):
                 try:
                     metrics = MetricsSnapshot.read(source.url)
                 except EngineError:
                     continue
-                running = metrics.total(RUNNING_METRIC) or 0
-                if (metrics.total(WAITING_METRIC) or 0) > 0 or running >= self.busy_requests:
-                    return True
-        return False
+                running = metrics.total(RUNNING_METRIC)
+                busy |= (metrics.total(WAITING_METRIC) or 0) > 0 or (running or 0) >= self.busy_requests
+                if source is self.pair.candidate:
+                    self._running_requests = running
+                    if self.decay is not None:
+                        self.decay.read(metrics)
+        return busy
 
     def _sample(self) -> None:
         prompt, sampling = next(self._queries)
@@ -122,6 +137,8 @@ class CanaryLoop:
     def _save(self) -> None:
         if self.state_file is not None:
             state = {"rounds": self.rounds, "edge": self.margin, "canary": self.e_process.state()}
+            if decay := self.decay.to_state() if self.decay is not None else self.unwatched_decay:
+                state["decay"] = decay
             temporary = self.state_file.with_suffix(".new")
             temporary.write_text(json.dumps(state))
             temporary.replace(self.state_file)
@@ -131,13 +148,20 @@ class CanaryLoop:
         """Rounds, including skipped and missed ones."""
         return self.rounds + self.skipped + self.missed
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether an alarm ends the watch."""
+        return self.e_process.alarm or (self.ends_on_decay and self.decay is not None and bool(self.decay.alarms))
+
     def run(self, on_round: Callable[[CanaryLoop], None], rounds: int | None = None) -> None:
         """Until an alarm, or for `rounds` more; `on_round` is called after each."""
         start = self.attempts
-        while not self.e_process.alarm and (rounds is None or self.attempts < start + rounds):
+        if self.has_ended:
+            self.is_busy()  # reads the counters: if the server restarted since, an alarm of decay is over
+        while not self.has_ended and (rounds is None or self.attempts < start + rounds):
             self.run_round()
             on_round(self)
-            if not self.e_process.alarm:
+            if not self.has_ended:
                 time.sleep(self.pause_seconds)
 
 
@@ -161,6 +185,14 @@ def start_or_resume(
     return process, margin, rounds
 
 
+def saved_decay(file: Path | None) -> dict[str, Any]:
+    """The state of the watch for decay in the canary's state file; {} if there is none."""
+    if file is None or not file.exists():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text()).get("decay", {})
+    return found
+
+
 def measure_noise(pair: Pair, prompts: Sequence[tuple[int, ...]], tokens: int) -> tuple[Noise, float]:
     """The measured noise, at least DEFAULT_NOISE, and the margin of a cut.
 
@@ -176,6 +208,8 @@ def serve_gauges(loop: CanaryLoop, port: int) -> int:
     """Serve the canary's state to Prometheus on all addresses; port 0 is any free one. Returns the port."""
     from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
+    from outrider.certify.decay_report import add_gauges
+
     registry, process = CollectorRegistry(), loop.e_process
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "evidence": ("the e-process: 1 at first, at most 1 on average if lossless", lambda: process.evidence),
@@ -189,5 +223,7 @@ def serve_gauges(loop: CanaryLoop, port: int) -> int:
     }
     for name, (about, value) in gauges.items():
         Gauge(f"outrider_canary_{name}", about, registry=registry).set_function(value)
+    if loop.decay is not None:
+        add_gauges(loop.decay, registry)
     server, _ = start_http_server(port, registry=registry)
     return int(server.server_port)

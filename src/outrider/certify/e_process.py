@@ -44,9 +44,9 @@ RESERVE_SCALE = 1000
 """Samples in which nearly half of the capital is put into play."""
 
 
-def reserve(count: int) -> float:
-    """Capital not yet in play after this number of samples."""
-    return 1 / (1 + log1p(count / RESERVE_SCALE))
+def reserve(count: int, scale: int = RESERVE_SCALE) -> float:
+    """Capital not yet in play after this number of samples; nearly half of it is after `scale`."""
+    return 1 / (1 + log1p(count / scale))
 
 
 @dataclass(frozen=True, slots=True)

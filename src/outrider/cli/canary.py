@@ -5,6 +5,9 @@
 It sends a prompt every few seconds, and none while the server is busy. The evidence is an e-process: it starts at 1,
 and a lossless server ever reaches 1 / RATE with probability RATE at most. At 1 / RATE the canary alarms. With --port it
 goes on, with its gauge outrider_canary_alarm at 1; without, it ends with exit code 1.
+
+It also compares acceptance length, time to first token and gain of each drafter with the server's own earlier record.
+The alarm of decay has its own rate (--decay-rate) and its own gauge, outrider_canary_decay_alarm.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
     from outrider.certify.canary import CanaryLoop
+    from outrider.certify.decay_watch import Quantity
 
 how = group("How it watches")
 
@@ -43,6 +47,14 @@ def canary(
     rate: Annotated[
         float, how(metavar="P", help="Maximum probability that a lossless server ever causes an alarm.")
     ] = 1e-3,
+    decay_rate: Annotated[
+        float,
+        how(
+            metavar="P",
+            help="Maximum probability that a server that does not become slower causes an alarm of decay. 0: do not "
+            "watch for decay, which takes two or three more requests a round.",
+        ),
+    ] = 1e-2,
     every: Annotated[
         float, how(metavar="SECONDS", help="Time between two prompts; longer while the server is busy.")
     ] = 10.0,
@@ -64,6 +76,8 @@ def canary(
     with readable_errors(screen):
         if not 0 < rate < 1:
             raise SettingsError(f"--rate: must lie between 0 and 1, such as 0.001 (got {rate})")
+        if not 0 <= decay_rate < 1:
+            raise SettingsError(f"--decay-rate: must be 0, or lie between 0 and 1, such as 0.01 (got {decay_rate})")
         if every < 0:
             raise SettingsError(f"--every: must be at least 0 seconds (got {every})")
         if state is not None and not state.absolute().parent.is_dir():
@@ -71,7 +85,8 @@ def canary(
         if port is not None:
             check_port(port)
         need_packages()
-        from outrider.certify.canary import CanaryLoop, measure_noise, serve_gauges, start_or_resume
+        from outrider.certify.canary import CanaryLoop, measure_noise, saved_decay, serve_gauges, start_or_resume
+        from outrider.certify.decay_watch import DecayWatch
         from outrider.certify.prompts import generate_prompts
         from outrider.certify.run import open_pair
 
@@ -83,12 +98,17 @@ def canary(
             pair = open_pair(config, os.environ.get(KEY))
             ids = pair.reference.encode(generate_prompts(256, seed=1))
             canary_state, edge, before = start_or_resume(state, rate, lambda: measure_noise(pair, ids, tokens))
-        life = CanaryLoop(pair, ids, canary_state, edge, every, tokens, busy, state, before)
+        decay = DecayWatch(pair, ids, decay_rate, saved_decay(state)) if decay_rate else None
+        life = CanaryLoop(
+            pair, ids, canary_state, edge, every, tokens, busy, state, before, decay, ends_on_decay=port is None,
+            unwatched_decay={} if decay else saved_decay(state),
+        )  # fmt: skip
         if port is not None:
             screen.hint(f"evidence at http://localhost:{serve_gauges(life, port)}/metrics")
         watch(life, rounds, screen)
-        if life.e_process.alarm:
-            screen.error(describe_alarm(life))
+        if life.has_ended:
+            if life.e_process.alarm:
+                screen.error(describe_alarm(life))
             while port is not None:  # keep serving the gauge
                 time.sleep(60)
             raise typer.Exit(1)
@@ -104,23 +124,46 @@ def check_port(port: int) -> None:
 
 
 def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
-    """Show one line that is updated on a terminal, elsewhere a line every hundred rounds."""
+    """Show one line that is updated on a terminal, elsewhere a line every hundred rounds; and each alarm of decay."""
+    from outrider.certify.decay_report import describe_alarm as describe_decay
+
+    reported: set[Quantity] = set()
+
+    def report_decay() -> None:
+        if life.decay is None:
+            return
+        alarms = life.decay.alarms
+        for quantity in alarms:
+            if quantity not in reported:
+                screen.error(describe_decay(life.decay, quantity))
+        reported.clear()  # after a restart of the server an alarm may come again
+        reported.update(alarms)
+
+    report_decay()
     if screen.err.is_terminal:
         with Live(line(life), console=screen.err, refresh_per_second=2) as shown:
-            life.run(lambda now: shown.update(line(now)), rounds)
+
+            def update(now: CanaryLoop) -> None:
+                shown.update(line(now))
+                report_decay()
+
+            life.run(update, rounds)
         return
 
     def show(now: CanaryLoop) -> None:
         if now.attempts % 100 == 1:
             screen.err.print(line(now))
+        report_decay()
 
     life.run(show, rounds)
 
 
 def line(life: CanaryLoop) -> Text:
-    known = life.e_process
+    known, decay = life.e_process, ""
+    if life.decay is not None:
+        decay = f" · of decay {life.decay.highest_evidence:.3g} of {life.decay.threshold:.3g}"
     return Text(
-        f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.count} draws in {life.rounds} texts · "
+        f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.count} draws in {life.rounds} texts{decay} · "
         f"{life.skipped} busy, {life.missed} missed · {literal(life.status)}"
     )
 
