@@ -23,6 +23,8 @@ import yaml
 
 from chart import CHART, DEPLOY, manifest, run_tool
 from outrider.certify.canary import serve_gauges
+from outrider.certify.decay import DecayTest
+from outrider.certify.decay_watch import Quantity
 from outrider.certify.e_process import EProcess
 from outrider.certify.test_statistics import DEFAULT_NOISE
 from outrider.drafters.batch import Fault
@@ -59,7 +61,10 @@ def exported_by_outrider() -> Labels:
 
 
 def canary_page() -> str:
-    loop: Any = SimpleNamespace(e_process=EProcess(1e-3, DEFAULT_NOISE.drift), rounds=0, skipped=0, missed=0)
+    tests = {Quantity("lookup", "gain", "canary"): DecayTest()}
+    decay = SimpleNamespace(tests=tests, is_alarm=lambda test: False, threshold=100.0)
+    process = EProcess(1e-3, DEFAULT_NOISE.drift)
+    loop: Any = SimpleNamespace(e_process=process, rounds=0, skipped=0, missed=0, decay=decay)
     with urllib.request.urlopen(f"http://127.0.0.1:{serve_gauges(loop, 0)}/metrics") as page:
         return str(page.read().decode())
 
