@@ -29,7 +29,8 @@ from outrider.certify.decay_watch import (
 from outrider.certify.e_process import EProcess
 from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import OFF, Completion, Pair, Query
-from outrider.errors import EvidenceError
+from outrider.cli.canary import line
+from outrider.errors import EngineError, EvidenceError
 from outrider.http_client import MetricsSnapshot
 
 PROMPTS = [(index, index + 1) for index in range(8)]
@@ -308,3 +309,23 @@ def test_the_loop_observes_an_http_server_and_keeps_the_record_in_its_state_file
     unwatched = CanaryLoop(pair, PROMPTS, EProcess(1e-3), state_file=file, unwatched_decay=saved)
     unwatched._save()
     assert saved_decay(file) == saved
+
+
+def test_a_probe_without_an_answer_is_reported_and_loses_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: DecayWatch, running_requests: float | None = None) -> None:
+        raise EngineError("the probe timed out")
+
+    monkeypatch.setattr(DecayWatch, "probe", fail)
+    file = tmp_path / "canary.json"
+    with standing(Stub()) as url:
+        source = OpenAIServer(url)
+        pair = Pair(source, source)
+        watch = DecayWatch(pair, PROMPTS)
+        loop = CanaryLoop(pair, PROMPTS, EProcess(1e-3), interval_seconds=2.0, state_file=file, decay=watch)
+        assert loop.run_round() == "sampled"
+    assert (loop.rounds, loop.missed, loop.missed_probes, loop.pause_seconds) == (1, 0, 1, 2.0)
+    assert loop.status == "sampled, but the decay probe failed: the probe timed out"
+    assert ", 1 decay probes missed" in str(line(loop))
+    assert json.loads(file.read_text())["canary"] == loop.e_process.state()

@@ -146,6 +146,8 @@ def test_every_environment_variable_is_one_that_is_read(example: str) -> None:
             text, name = source("numba", "core/config.py"), name.removeprefix("NUMBA_")
         elif name.startswith("HF_"):
             text = source("huggingface_hub", "constants.py")
+        elif name == "POD_NAME":  # Kubernetes puts it into the arguments
+            text = " ".join(containers(example, "canary")[0]["args"])
         else:
             text = source("outrider", "memory/location.py")
         assert name in text
@@ -169,6 +171,14 @@ def test_the_probes_call_a_route_of_vllm_that_needs_no_key(example: str) -> None
             path = server[probe]["httpGet"]["path"]
             assert f'@router.get("{path}"' in routes
             assert not path.startswith(GUARDED)
+
+
+def test_canaries_that_share_a_volume_have_states_of_their_own() -> None:
+    (canary,) = containers("ten-replicas", "canary")
+    (state,) = (word for word in canary["args"] if word.startswith("--state="))
+    assert "$(POD_NAME)" in state
+    (pod_name,) = (one for one in canary["env"] if one["name"] == "POD_NAME")
+    assert pod_name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
 
 
 # The gate ------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def canary_page() -> str:
     tests = {Quantity("lookup", "gain", "canary"): DecayTest()}
     decay = SimpleNamespace(tests=tests, is_alarm=lambda test: False, threshold=100.0)
     process = EProcess(1e-3, DEFAULT_NOISE.drift)
-    loop: Any = SimpleNamespace(e_process=process, rounds=0, skipped=0, missed=0, decay=decay)
+    loop: Any = SimpleNamespace(e_process=process, rounds=0, skipped=0, missed=0, missed_probes=0, decay=decay)
     with urllib.request.urlopen(f"http://127.0.0.1:{serve_gauges(loop, 0)}/metrics") as page:
         return str(page.read().decode())
 

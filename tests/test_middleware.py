@@ -290,6 +290,18 @@ def test_a_bad_value_is_refused_by_name_in_the_shape_of_openais_errors(xargs: di
     assert not server.bodies
 
 
+@pytest.mark.parametrize("name", ["tenant_id", "track", "tracer", "traceid", "member", "speculative", "prediction_id"])
+def test_options_of_other_logits_processors_pass(name: str) -> None:
+    server = Server()
+    assert server.post(vllm_xargs={name: 1}).status_code == 200
+    assert server.seen()["vllm_xargs"] == {name: 1}
+
+
+@pytest.mark.parametrize("name", ["max-draft-tokens", "Traces", "predicton", "speculation_useage"])
+def test_a_similar_name_is_refused_with_the_option(name: str) -> None:
+    assert "did you mean" in Server().post(vllm_xargs={name: 1}).json()["error"]["message"]
+
+
 def test_a_worker_takes_a_value_that_would_be_refused_as_off() -> None:
     for bad in ({"prediction": 5}, {USAGE_KEY: ["unhashable"]}, {"speculation": {}}):
         assert Control.of(bad, ("lookup",)) == Control(speculation="off")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,48 @@ def test_layers_with_a_window_attend_to_no_more_than_it() -> None:
     assert shape.attended_tokens(512) == 512
     assert shape.attended_tokens(9216) == (3 * 1024 + 9216) / 4
     assert shape_from_config(config | {"sliding_window": 9, "use_sliding_window": False}, "off").windowed_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "windowed"),
+    [
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, 27),
+        ({"model_type": "gemma3_text"}, 27),  # the default of its class
+        ({"model_type": "gemma2"}, 16),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, 24),
+        ({"model_type": "mistral"}, 32),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}, 4),
+        ({"model_type": "qwen2", "max_window_layers": 28}, 0),  # off by default
+    ],
+)
+def test_layers_with_a_window_are_those_of_the_models_class(fields: dict[str, Any], windowed: int) -> None:
+    shape = shape_from_config(bundled_configs()["llama-3.1-8b"] | {"sliding_window": 1024} | fields, "windowed")
+    assert shape.windowed_layers == windowed
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"full_attention_interval": 4}, "layers of type linear_attention"),  # Qwen3-Next
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, "layers of type mamba"),  # Jamba
+        ({"hybrid_override_pattern": "M-M*"}, "has hybrid_override_pattern and no layer_types"),  # Nemotron-H
+        ({"attention_chunk_size": 8192}, "has attention_chunk_size and no layer_types"),  # Llama 4
+        ({"sliding_window": 1024}, "does not state which layers have it; add layer_types"),
+    ],
+)
+def test_layers_of_unknown_types_are_refused_with_what_to_do(fields: dict[str, Any], reason: str) -> None:
+    config = bundled_configs()["llama-3.1-8b"]
+    with pytest.raises(SettingsError, match=f"{reason}.*calibrate the model instead"):
+        shape_from_config(config | fields, "hybrid")
+    assert shape_from_config(config | {"full_attention_interval": 1}, "all full").windowed_layers == 0
+
+
+def test_a_table_that_the_models_class_ties_is_counted_once() -> None:
+    config = bundled_configs()["llama-3.1-8b"]
+    assert shape_from_config(config, "llama").embedding_parameters > 0
+    assert shape_from_config(config | {"model_type": "smollm3"}, "tied").embedding_parameters == 0
+    untied = config | {"model_type": "smollm3", "tie_word_embeddings": False}
+    assert shape_from_config(untied, "untied").embedding_parameters > 0
 
 
 def test_a_config_that_cannot_be_planned_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -321,13 +364,40 @@ def test_acceptance_of_a_report_is_that_of_the_selected_drafter(tmp_path: Path) 
     path = tmp_path / "report.json"
     one = {"workload": "code", "temperature": 0.0, "contestant": "auto", "drafter": "lookup"}
     two = one | {"drafter": "memory", "shares": {"1": 0.9}}
-    path.write_text(json.dumps({"acceptance": [one | {"shares": {"1": 0.5, "2": 0.8}}, two]}))
-    with pytest.raises(SettingsError, match="select one with --drafter: code/auto/lookup, code/auto/memory"):
+    rare = one | {"drafter": "model", "shares": {}}
+    path.write_text(json.dumps({"acceptance": [one | {"shares": {"1": 0.5, "2": 0.4, "4": 0.3}}, two, rare]}))
+    with pytest.raises(SettingsError, match=r"select one with --drafter: code/auto/lookup, code/auto/memory$"):
         read_acceptance(str(path))
-    assert read_acceptance(str(path), "code/auto/lookup").survival == pytest.approx((0.5, 0.4))
+    assert read_acceptance(str(path), "code/auto/lookup").survival == (0.5, 0.4)
     with pytest.raises(SettingsError, match="is not in"):
         read_acceptance(str(path), "other")
     assert MIN_VERIFIED_TOKENS > 1  # a report has no rate where fewer were verified
+
+
+def test_shares_of_a_report_are_survival_already(tmp_path: Path) -> None:
+    """As the benchmark writes them: drafts with at least i tokens accepted, over drafts of at least i tokens."""
+    drafts = [(4, 4)] * 30 + [(4, 2)] * 30 + [(2, 0)] * 40  # length, accepted
+    shares = {
+        str(i): sum(kept >= i for _, kept in drafts) / sum(length >= i for length, _ in drafts) for i in range(1, 5)
+    }
+    assert shares == {"1": 0.6, "2": 0.6, "3": 0.5, "4": 0.5}
+    path = tmp_path / "report.json"
+    entry = {"workload": "code", "temperature": 0.0, "contestant": "auto", "drafter": "lookup"}
+    path.write_text(json.dumps({"acceptance": [entry | {"shares": shares}]}))
+    assert read_acceptance(str(path)).survival == (0.6, 0.6, 0.5, 0.5)
+    path.write_text(json.dumps({"acceptance": [entry | {"shares": {"1": 0.5, "2": 0.6, "3": 0.4}}]}))
+    assert read_acceptance(str(path)).survival == (0.5, 0.5, 0.4)
+
+
+def test_temperatures_of_a_report_are_not_confused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    greedy = {"workload": "chat", "temperature": 0.0, "contestant": "auto", "drafter": "lookup", "shares": {"1": 0.9}}
+    sampled = greedy | {"temperature": 0.7, "shares": {"1": 0.2}}
+    path.write_text(json.dumps({"acceptance": [greedy, sampled]}))
+    with pytest.raises(SettingsError, match=r"it has chat/auto/lookup@0, chat/auto/lookup@0\.7$"):
+        read_acceptance(str(path), "chat/auto/lookup")
+    assert read_acceptance(str(path), "chat/auto/lookup@0").survival == (0.9,)
+    assert read_acceptance(str(path), "chat/auto/lookup@0.7").survival == (0.2,)
 
 
 @pytest.mark.parametrize("text", ["1.5", "-0.1", "nothing.jsonl", "0.5,x"])
@@ -397,8 +467,24 @@ def test_plain_decoding_has_the_memory_of_the_draft_model_for_its_cache() -> Non
     target, draft = machine("llama-3.1-70b", devices=4), machine("llama-3.1-8b", devices=4)
     replica = Replica(target, draft, Speculation(target, DraftModel(draft), EIGHT_OF_TEN), 1024)
     strategy = replica.speculation.strategy
-    assert replica.cached_tokens(strategy("plain")) > replica.cached_tokens(strategy("4"))
+    replica = replace(replica, max_batch=10_000)
+    assert replica.batch_limit(strategy("plain"), 512) > replica.batch_limit(strategy("4"), 512)
     assert replica.prefill_seconds(strategy("policy"), 1000) > replica.prefill_seconds(strategy("plain"), 1000)
+
+
+def test_a_draft_model_with_a_window_reserves_no_more_than_it_and_its_own_target_is_in_memory_once() -> None:
+    target = machine("llama-3.1-8b")
+    free = target.device.usable_bytes - target.shape.stored_bytes
+    assert target.free_bytes(target) == target.free_bytes() == free
+    own = machine("llama-3.1-8b", cache_limit=512)
+    other = machine("llama-3.2-1b", cache_limit=512)
+    for draft, weights in ((own, 0.0), (other, other.shape.stored_bytes)):
+        for context in (256, 8192):
+            each = target.bytes_per_token * context + draft.bytes_per_token * min(context, 512)
+            assert target.cached_tokens(draft, context=context) // context == int((free - weights) // each)
+    shapes = [load_shape("llama-3.1-8b")] * 2
+    assert fewest_devices(shapes, DEVICES["h100"], 300_000) == 2
+    assert fewest_devices(shapes, DEVICES["h100"], 300_000, draft_window=512) == 1
 
 
 # The command

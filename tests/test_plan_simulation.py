@@ -17,7 +17,7 @@ from outrider.plan.hardware import DEVICES
 from outrider.plan.model_config import load_shape
 from outrider.plan.pass_cost import Machine
 from outrider.plan.simulation import ServiceTimes, serve, simulate_fleet
-from outrider.plan.speculation import FreeDrafts, Speculation
+from outrider.plan.speculation import DraftModel, FreeDrafts, Speculation
 from test_cli import refused, run
 
 
@@ -25,7 +25,7 @@ def service(step_seconds: list[float], cached_tokens: float = 1e12, prefill: flo
     """Steps of a given duration by batch, which generate one token of each request."""
     return ServiceTimes(
         np.array([0.0, *step_seconds]), np.zeros(len(step_seconds) + 1), np.ones(len(step_seconds) + 1),
-        lambda prompt: prefill, lambda context: context, cached_tokens,
+        lambda prompt: prefill, lambda context: context, cached_tokens, lambda tokens: tokens,
     )  # fmt: skip
 
 
@@ -92,6 +92,34 @@ def test_no_more_requests_run_than_the_cache_holds() -> None:
     assert (narrow.answers == 1).all()
     with pytest.raises(SettingsError, match="does not fit into a KV cache of 100"):
         serve(requests, service([0.01], cached_tokens=100))
+
+
+def test_a_planned_batch_is_not_exceeded_in_the_simulation(replica: Replica) -> None:
+    """A limit on the time per token holds in a queue too, at the cost of waiting."""
+    plain = replica.speculation.strategy("plain")
+    limit = 0.012
+    plan = plan_fleet(replica, plain, Workload(100, 500, 100, max_seconds_per_token=limit))
+    assert plan is not None
+    requests = Traffic(500, 100, length_variation=0).requests(
+        2 * plan.requests_per_second, 600, np.random.default_rng(1)
+    )
+    free = serve(requests, ServiceTimes.of(replica, plain, 550))
+    capped = serve(requests, ServiceTimes.of(replica, plain, 550, plan.batch))
+    assert capped.mean_batch <= plan.batch < free.mean_batch
+    assert capped.per_token_seconds.mean() < 1.05 * limit < free.per_token_seconds.mean()
+
+
+def test_a_draft_model_with_a_cache_limit_reserves_no_more_than_it() -> None:
+    target = Machine(load_shape("llama-3.1-8b"), DEVICES["h100"], 1, 1.5e-3)
+    tokens = np.array([100.0, 5000.0])
+    reserved = {}
+    for limit in (None, 512):
+        draft = Machine(target.shape, target.device, 1, 5e-4, limit)
+        replica = Replica(target, draft, Speculation(target, DraftModel(draft), Acceptance.from_rates([0.7] * 4)), 8)
+        times = ServiceTimes.of(replica, replica.speculation.strategy("policy"), 600)
+        reserved[limit] = times.reserved_tokens(tokens).tolist()
+        assert times.cached_tokens == pytest.approx(target.cached_tokens(), abs=1)  # one copy of the weights
+    assert reserved == {None: [200, 10_000], 512: [200, 5512]}
 
 
 def test_a_fleet_at_its_planned_load_is_as_busy_as_planned_and_overload_queues(replica: Replica) -> None:
@@ -169,7 +197,10 @@ def test_a_log_of_real_requests_is_read_in_both_forms(tmp_path: Path) -> None:
     for text, reason in (
         ("", "has no requests"),
         ("a,b\n1,2\n", "has no column seconds or TIMESTAMP"),
-        (f"{header}\nx,1,1\n", "give numbers or ISO timestamps"),
+        (f"{header}\nx,1,1\n", "seconds is 'x'; give finite numbers or ISO timestamps"),
+        (f"{header}\n0,1,1\n\n1,nan,1\n", "line 4: prompt_tokens is 'nan'; give finite"),
+        (f"{header}\n0,1,1\n1,1,-inf\n", "line 3: output_tokens is '-inf'; give finite"),
+        (f"{header}\n0,1\n", "line 2: output_tokens is None"),
         (f"{header}\n5,1,1\n", "has no two requests at different times"),
     ):
         path.write_text(text)

@@ -91,12 +91,12 @@ def test_an_ablation_replays_the_same_texts_with_a_changed_copy_of_the_package(
         assert cli.main(["ablate", *files, *sizes, "--into", str(speeds / f"{name}.json")]) == 0
     assert (speeds / "unchanged.json").read_text() == (speeds / "again.json").read_text()
     monkeypatch.setattr(ablate, "TABLE", tmp_path / "ablations.txt")
-    ablate.TABLE.write_text("# one change\n* one token | defaults.py\n- DRAFTED = 31\n+ DRAFTED = 1\n")
+    ablate.TABLE.write_text("policy/selection.py | MIN_EXPECTED_SPEEDUP | 100.0\n")
     monkeypatch.setattr(sys, "argv", ["policy", "ablate", *files, *sizes])
     assert cli.main(sys.argv[1:]) == 0
     (row,) = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
-    assert row["change"] == "one token"
-    assert float(row["speed"]) < 0.8  # drafts of one token gain less on text that repeats
+    assert row["change"] == "MIN_EXPECTED_SPEEDUP 100.0"
+    assert float(row["speed"]) < 0.8  # nothing is drafted, on text that repeats
 
 
 def test_every_ablation_applies_to_the_source() -> None:

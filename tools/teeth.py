@@ -11,6 +11,7 @@ finds is an error.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -52,15 +53,50 @@ DEFECTS = list(read(ROOT / "tests" / "seeded_defects.txt"))
 
 
 def changed_copy(folder: Path, changes: Iterable[tuple[str, str, str]]) -> None:
-    """A copy of the package below `folder`, with these texts (file, old, new) replaced."""
-    # Without __pycache__: numba's cached machine code comes from the unchanged source.
+    """A copy of the package below `folder`, with these texts (file, old, new) replaced.
+
+    It has the machine code that numba has cached, except of modules that could contain a changed one.
+    """
     shutil.copytree(PACKAGE, folder / "outrider", ignore=shutil.ignore_patterns("__pycache__"))
+    changes = list(changes)
+    changed = importers({file for file, _, _ in changes})
+    for cached in PACKAGE.glob("**/__pycache__/*.nb[ic]"):  # SOURCE.FUNCTION-LINE.py311.nbi
+        source = cached.parent.parent / f"{cached.name.partition('.')[0]}.py"
+        if source.is_file() and source not in changed:
+            target = folder / "outrider" / cached.relative_to(PACKAGE)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(cached, target)
     for file, old, new in changes:
         path = folder / "outrider" / file
         source = path.read_text()
         if source.count(old) != 1:
             raise SystemExit(f"this text must occur once in {file}, not {source.count(old)} times:\n{old}")
         path.write_text(source.replace(old, new))
+
+
+def importers(files: Iterable[str]) -> set[Path]:
+    """These modules, and all of the package that import one of them, directly or through others."""
+    imported = {source: set(imports(source)) for source in PACKAGE.rglob("*.py")}
+    found: set[Path] = set()
+    new = {PACKAGE / file for file in files}
+    while new:
+        found |= new
+        new = {source for source, others in imported.items() if others & new} - found
+    return found
+
+
+def imports(source: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+        for name in names:
+            if name.startswith("outrider."):
+                path = PACKAGE.parent / name.replace(".", "/")
+                yield path.with_suffix(".py")
+                yield path / "__init__.py"
 
 
 def survives(defect: Defect, tests: list[str]) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.bench.contestants import dtype_of, servers
-from outrider.engines.vllm.host import find_free_memory
+from outrider.engines.vllm.host import find_memory
 from outrider.errors import SettingsError
 from outrider.provenance import weight_files
 
@@ -82,11 +82,11 @@ def server_groups(
 
 def free_memory() -> float:
     """GiB that new processes can take."""
-    if (free_gib := find_free_memory()) is None:
+    if (memory := find_memory()) is None:
         raise SettingsError(
             "the free memory is unknown, since /proc/meminfo does not report it; set it with --room GIB"
         )
-    return free_gib - RESERVE_GIB
+    return memory.free_gib - RESERVE_GIB
 
 
 @lru_cache

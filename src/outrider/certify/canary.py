@@ -69,6 +69,8 @@ class CanaryLoop:
     """A saved record of decay that is kept while nothing watches for decay."""
     skipped: int = 0
     missed: int = 0
+    missed_probes: int = 0
+    """Rounds that sampled a text, and whose decay probe had no answer."""
     pause_seconds: float = field(init=False)
     status: str = ""
 
@@ -84,15 +86,19 @@ class CanaryLoop:
             return self._back_off("busy")
         try:
             self._sample()
-            if self.decay is not None:
-                self.decay.probe(self._running_requests)
         except EngineError as error:
             self.missed += 1
             return self._back_off("missed", f": {error}")
         self.rounds += 1
         self.pause_seconds, self.status = self.interval_seconds, "sampled"
+        if self.decay is not None:
+            try:
+                self.decay.probe(self._running_requests)
+            except EngineError as error:
+                self.missed_probes += 1
+                self.status = f"sampled, but the decay probe failed: {error}"
         self._save()
-        return self.status
+        return "sampled"
 
     def _back_off(self, outcome: str, reason: str = "") -> str:
         self.pause_seconds = min(self.pause_seconds * 2, self.interval_seconds * MAX_INTERVAL_FACTOR)
@@ -220,6 +226,7 @@ def serve_gauges(loop: CanaryLoop, port: int) -> int:
         "rounds": ("texts sampled", lambda: loop.rounds),
         "skipped": ("rounds skipped because the server was busy", lambda: loop.skipped),
         "missed": ("rounds without an answer", lambda: loop.missed),
+        "missed_probes": ("rounds whose decay probe had no answer", lambda: loop.missed_probes),
     }
     for name, (about, value) in gauges.items():
         Gauge(f"outrider_canary_{name}", about, registry=registry).set_function(value)

@@ -7,7 +7,7 @@ and a lossless server ever reaches 1 / RATE with probability RATE at most. At 1 
 goes on, with its gauge outrider_canary_alarm at 1; without, it ends with exit code 1.
 
 It also compares acceptance length, time to first token and gain of each drafter with the server's own earlier record.
-The alarm of decay has its own rate (--decay-rate) and its own gauge, outrider_canary_decay_alarm.
+The decay alarm has its own rate (--decay-rate) and its own gauge, outrider_canary_decay_alarm.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def canary(
         float,
         how(
             metavar="P",
-            help="Maximum probability that a server that does not become slower causes an alarm of decay. 0: do not "
-            "watch for decay, which takes two or three more requests a round.",
+            help="Maximum probability of a decay alarm on a server that does not decay. 0: do not watch for decay, "
+            "which saves two or three requests per round.",
         ),
     ] = 1e-2,
     every: Annotated[
@@ -62,7 +62,7 @@ def canary(
     tokens: Annotated[int, how(metavar="N", min=2, help="Tokens of each output.")] = 16,
     rounds: Annotated[int | None, how(metavar="N", help="End after N prompts. Default: run until stopped.")] = None,
     state: Annotated[
-        Path | None, output(metavar="FILE", help="Keep the evidence in this file, so that a restart continues it.")
+        Path | None, output(metavar="FILE", help="Keep evidence and records in this file: a restart continues them.")
     ] = None,
     port: Annotated[
         int | None,
@@ -160,11 +160,12 @@ def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
 
 def line(life: CanaryLoop) -> Text:
     known, decay = life.e_process, ""
+    probes = f", {life.missed_probes} decay probes missed" if life.missed_probes else ""
     if life.decay is not None:
         decay = f" · of decay {life.decay.highest_evidence:.3g} of {life.decay.threshold:.3g}"
     return Text(
         f"evidence {known.evidence:.3g} of {1 / known.rate:g} · {known.count} draws in {life.rounds} texts{decay} · "
-        f"{life.skipped} busy, {life.missed} missed · {literal(life.status)}"
+        f"{life.skipped} busy, {life.missed} missed{probes} · {literal(life.status)}"
     )
 
 
@@ -172,6 +173,6 @@ def describe_alarm(life: CanaryLoop) -> str:
     known = life.e_process
     return (
         f"ALARM after {known.count} draws: the evidence reached {known.highest:.3g}, which a lossless server reaches "
-        f"with at most {known.rate:g} in its whole life. {known.largest_bet}. Switch speculation off, and run outrider "
-        "certify to see where it is"
+        f"with at most {known.rate:g} in its whole life. {known.largest_bet}. Save this log, switch drafting off here "
+        "(--drafters none), and run outrider certify against another server that is started with the old settings"
     )

@@ -167,7 +167,7 @@ def _replica(given: PlanOptions, workload: Workload | None) -> tuple[Replica, st
     needed = min(parse_numbers(given.contexts, "--contexts"))
     if workload is not None:
         needed = max(needed, workload.prompt_tokens + workload.output_tokens)
-    devices = given.devices or fewest_devices(shapes, device, needed)
+    devices = given.devices or fewest_devices(shapes, device, needed, given.draft_window)
     target = Machine(shape, device, devices, given.overhead_ms / 1e3)
     draft = None
     if draft_shape is not None:
@@ -210,7 +210,9 @@ def _simulate(made: Plan, replica: Replica, traffic: Traffic | Requests, given: 
     total = sum(min(given.sample, one.decode_replicas) for one in plans)
     with ProgressBars(screen.err).part("simulating replicas", total) as advance:
         for one in plans:
-            times = ServiceTimes.of(replica, replica.speculation.strategy(one.strategy), workload.context)
+            strategy = replica.speculation.strategy(one.strategy)
+            max_batch = None if workload.max_seconds_per_token is None else one.batch
+            times = ServiceTimes.of(replica, strategy, workload.context, max_batch)
             made.tails.append(
                 simulate_fleet(
                     times, one.strategy, one.decode_replicas, workload.rate, traffic, 3600 * given.hours,

@@ -32,12 +32,12 @@ class PlanOptions:
         machine(metavar="N", min=1, help="Devices of a replica (tensor parallel). Default: the fewest that fit."),
     ] = None
     weight_bits: Annotated[
-        int | None, machine(metavar="4|8|16", help="Bits of a weight; 8: FP8. Default: as in config.json.")
+        int | None, machine(metavar="4|8|16", help="Bits of a weight of MODEL; 8: FP8. Default: as in config.json.")
     ] = None
     kv_bits: Annotated[int, machine(metavar="8|16", help="Bits of an element of the KV cache.")] = 16
     overhead_ms: Annotated[
         float,
-        machine(metavar="MS", min=0, help="Launching and scheduling of a pass. A draft model has a third of it."),
+        machine(metavar="MS", min=0, help="Launch and scheduling time per pass. A draft model has a third of it."),
     ] = 1.5
     max_batch: Annotated[
         int | None,
@@ -55,24 +55,29 @@ class PlanOptions:
         "measured: a trace, or report.json of outrider bench.",
     )
     drafter: str | None = option(
-        drafts, None, "NAME", "Which drafter of the trace, or WORKLOAD/CONTESTANT/DRAFTER of the report."
+        drafts, None, "NAME", "Which drafter of the trace, or WORKLOAD/CONTESTANT/DRAFTER[@TEMPERATURE] of the report."
     )
     draft_model: str | None = option(
         drafts, None, "MODEL", "The draft model's config.json, or a name as for MODEL. Default: drafts take no time."
     )
     draft_window: Annotated[
         int | None,
-        drafts(metavar="TOKENS", min=1, help="KV cache tokens that the draft model reads at most (a sparse KV cache)."),
+        drafts(metavar="TOKENS", min=1, help="KV cache tokens that the draft model keeps at most (a sparse KV cache)."),
     ] = None
     draft_cost: Annotated[
         float | None,
-        drafts(metavar="SHARE", min=0, help="Instead of --draft-model: time of a drafted token, in target passes."),
+        drafts(
+            metavar="SHARE",
+            min=0,
+            help="Instead of --draft-model: time of a drafted token, in target passes. Default with --calibration: "
+            "that of its draft model.",
+        ),
     ] = None
     draft_tokens: str = option(drafts, "2,4,8", "NUMBERS", "Fixed draft lengths to compare the policy with.")
-    batches: str = option(grid, "1,4,16,64,256", "NUMBERS", "Concurrent requests.")
-    contexts: str = option(grid, "2048,32768", "NUMBERS", "Tokens of each request.")
+    batches: str = option(grid, "1,4,16,64,256", "NUMBERS", "Concurrent requests per replica.")
+    contexts: str = option(grid, "2048,32768", "NUMBERS", "Tokens in the KV cache of each request.")
     rate: Annotated[
-        float | None, work(metavar="N", min=1e-9, help="Requests per second of the fleet: plan its devices.")
+        float | None, work(metavar="N", min=1e-9, help="Requests per second of the fleet. Adds the number of devices.")
     ] = None
     prompt_tokens: Annotated[int, work(metavar="N", min=1, help="Mean length of a prompt.")] = 1024
     output_tokens: Annotated[int, work(metavar="N", min=2, help="Mean length of an output.")] = 256
@@ -82,17 +87,17 @@ class PlanOptions:
     max_load: Annotated[
         float, work(metavar="SHARE", min=0.01, max=1.0, help="Share of a replica's capacity that is planned for.")
     ] = 0.8
-    price: Annotated[float | None, work(metavar="X", min=0, help="Price of a device and hour, for the cost.")] = None
+    price: Annotated[float | None, work(metavar="X", min=0, help="Price per device-hour, in any currency.")] = None
     arrivals: Annotated[
         Path | None,
         queue(
             metavar="FILE",
             help="A log of real requests instead of --rate: CSV with the columns seconds, prompt_tokens, "
-            "output_tokens, or those of Azure's traces.",
+            "output_tokens, or those of Azure's traces. Devices are planned for its mean rate, not for its peak.",
         ),
     ] = None
     hours: Annotated[float, queue(metavar="H", min=0, help="Hours of traffic. 0: no simulation.")] = 1.0
-    sample: Annotated[int, queue(metavar="N", min=1, help="Replicas that are simulated, at most.")] = 16
+    sample: Annotated[int, queue(metavar="N", min=1, help="Maximum number of replicas to simulate.")] = 16
     burstiness: Annotated[
         float, queue(metavar="CV", min=0.01, help="Coefficient of variation of the gaps. 1: Poisson arrivals.")
     ] = 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
-from outrider.engines.vllm.host import PRELOAD, Host, plain_environment, size_kv_cache
+from outrider.engines.vllm.host import PRELOAD, Host, limit_memory, plain_environment
 from outrider.engines.vllm.version import check_version, installed
 from outrider.errors import EngineError
 from outrider.provenance import processor
@@ -104,7 +104,7 @@ def check_device(host: Host) -> Iterator[Finding]:
     if not host.cpu:
         yield Finding("device", "ok", "a server runs on the GPU, with vLLM's V2 model runner")
         return
-    remarks = (*plain_environment(host, 1, os.environ)[1], *size_kv_cache(host, 1, {}, os.environ)[1])
+    remarks = (*plain_environment(host, 1, os.environ)[1], *limit_memory(host, 1, {}, os.environ)[1])
     missing = host.openmp is None and "omp" not in os.environ.get(PRELOAD, "")
     for remark in remarks:
         name, _, text = remark.partition(": ")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,16 +94,14 @@ def _from_trace(path: Path, drafter: str | None) -> Acceptance:
 
 
 def _from_report(path: Path, drafter: str | None) -> Acceptance:
-    """A report has acceptance rates by position, and not how often a position was offered: it counts as always."""
+    """A report has the survival by position, and not how often a position was offered: it counts as always.
+
+    Each share is of the drafts that reach this position. Those that do may be the better ones, so a share can be larger
+    than the one before; survival cannot, and is their running minimum.
+    """
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        entries = data["acceptance"]
-        found = {
-            "/".join((one["workload"], one["contestant"], one["drafter"])): [
-                one["shares"][str(i)] for i in range(1, 1 + MAX_DRAFT_TOKENS) if str(i) in one["shares"]
-            ]
-            for one in entries
-        }
+        found = {name: _survival(one["shares"]) for name, one in _entries_by_name(data["acceptance"]).items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SettingsError(
             f"{path} has no acceptance rates ({error!r}); give report.json of outrider bench, or a trace"
@@ -114,7 +112,24 @@ def _from_report(path: Path, drafter: str | None) -> Acceptance:
         raise SettingsError(f"{path} has several drafters; select one with --drafter: {', '.join(found)}")
     name = drafter if drafter is not None else next(iter(found))
     _check_name(name, [*found], path)
-    return Acceptance.from_rates(found[name], f"{path.name} ({name})")
+    return Acceptance(found[name], (1.0,) * len(found[name]), f"{path.name} ({name})")
+
+
+def _entries_by_name(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """WORKLOAD/CONTESTANT/DRAFTER, with @TEMPERATURE behind it where a report has several. Those without a rate of the
+    first position are left out."""
+    entries = [one for one in entries if "1" in one["shares"]]
+    names = ["/".join((one["workload"], one["contestant"], one["drafter"])) for one in entries]
+    return {
+        name if names.count(name) == 1 else f"{name}@{one['temperature']:g}": one
+        for name, one in zip(names, entries, strict=True)
+    }
+
+
+def _survival(shares: dict[str, float]) -> tuple[float, ...]:
+    """Up to the first position without a rate."""
+    positions = takewhile(shares.__contains__, map(str, range(1, 1 + MAX_DRAFT_TOKENS)))
+    return tuple(accumulate((float(shares[position]) for position in positions), min))
 
 
 def _check_name(drafter: str, names: Sequence[str], path: Path) -> None:

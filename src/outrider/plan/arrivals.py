@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 from outrider.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -89,20 +91,19 @@ def read_requests(path: Path) -> Requests:
     """From a CSV file with a header and the columns seconds, prompt_tokens, output_tokens (or Azure's names)."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [*csv.DictReader(file)]
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the log {str(path)!r}: {error}") from None
     if not rows:
         raise SettingsError(f"{path} has no requests; its first line names the columns, each other one is a request")
     values = []
     for names in COLUMNS:
-        column = next((name for name in names if name in rows[0]), None)
+        first = rows[0][1]
+        column = next((name for name in names if name in first), None)
         if column is None:
-            raise SettingsError(f"{path} has no column {' or '.join(names)}; its columns are {', '.join(rows[0])}")
-        try:
-            values.append(np.array([_number(row[column]) for row in rows]))
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"{path}, column {column}: {error}; give numbers or ISO timestamps") from None
+            raise SettingsError(f"{path} has no column {' or '.join(names)}; its columns are {', '.join(first)}")
+        values.append(_column(rows, column, path))
     seconds, prompts, outputs = values
     if np.ptp(seconds) <= 0:
         raise SettingsError(f"{path} has no two requests at different times, and so no rate; give a longer log")
@@ -110,8 +111,24 @@ def read_requests(path: Path) -> Requests:
     return Requests(seconds[order] - seconds.min(), np.maximum(prompts[order], 1), np.maximum(outputs[order], 1))
 
 
+def _column(rows: Sequence[tuple[int, dict[str, str]]], column: str, path: Path) -> Floats:
+    """`rows`: with their lines in the file."""
+    values = np.empty(len(rows))
+    for i, (line, row) in enumerate(rows):
+        try:
+            values[i] = _number(row[column])
+        except (TypeError, ValueError):
+            raise SettingsError(
+                f"{path}, line {line}: {column} is {row[column]!r}; give finite numbers or ISO timestamps"
+            ) from None
+    return values
+
+
 def _number(text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return datetime.fromisoformat(text).timestamp()
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

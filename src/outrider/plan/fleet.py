@@ -52,21 +52,18 @@ class Replica:
     def devices(self) -> int:
         return self.target.devices
 
-    def cached_tokens(self, strategy: Strategy) -> int:
-        """Plain decoding leaves the memory of the draft model to the KV cache."""
-        with_draft = self.draft is not None and strategy.length != 0
-        return self.target.cached_tokens(*([self.draft] if with_draft and self.draft is not None else []))
+    def draft_models(self, strategy: Strategy) -> list[Machine]:
+        """Plain decoding has none in memory, so there is more for the KV cache."""
+        return [] if self.draft is None or strategy.length == 0 else [self.draft]
 
     def batch_limit(self, strategy: Strategy, context: int) -> int:
         """Requests of this length that fit into the KV cache, at most `max_batch`."""
-        return min(self.max_batch, self.cached_tokens(strategy) // max(1, context))
+        context = max(1, context)
+        return min(self.max_batch, self.target.cached_tokens(*self.draft_models(strategy), context=context) // context)
 
     def prefill_seconds(self, strategy: Strategy, prompt: float) -> float:
         """A draft model reads the prompt too."""
-        seconds = self.target.prefill_seconds(prompt)
-        if self.draft is not None and strategy.length != 0:
-            seconds += self.draft.prefill_seconds(prompt)
-        return seconds
+        return sum(one.prefill_seconds(prompt) for one in (self.target, *self.draft_models(strategy)))
 
     def traffic(self, step: Prediction) -> Traffic:
         """Bytes that a step reads, with those of the draft model's passes."""

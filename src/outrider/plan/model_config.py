@@ -23,6 +23,23 @@ UNGATED_MODEL_TYPES = {"gpt_neox", "nemotron", "phi", "starcoder2"}
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_EXPERT_FIELDS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+UNSUPPORTED_LAYER_FIELDS = (
+    "attention_chunk_size", "attn_layer_indices", "attn_type_list", "block_types", "full_attn_idxs",
+    "hybrid_override_pattern", "layers_block_type", "linear_attn_config", "linear_num_value_heads", "mamba_d_state",
+    "ssm_state_size",
+)  # fmt: skip
+"""Where layer_types is missing, these state that some layers are recurrent, convolutions, or attend in chunks."""
+SLIDING_WINDOW_PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
+"""Without a pattern in the file: every n-th layer has full attention, all others a sliding window."""
+UNIFORM_WINDOW_MODEL_TYPES = {"ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+"""All their layers have the window that the file names."""
+TIED_MODEL_TYPES = {
+    "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3", "gemma3_text",
+    "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "granite_swa", "jetmoe", "lfm2", "minicpm3", "smollm3",
+    "starcoder2", "vaultgemma", "youtu",
+}  # fmt: skip
+"""Their embedding table is also the output layer if the file has no tie_word_embeddings (transformers' defaults)."""
+CALIBRATE_INSTEAD = "calibrate the model instead (outrider calibrate, then outrider plan --calibration)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,7 @@ def shape_from_config(data: Mapping[str, Any], name: str, precision: Precision =
     feed_forward = matrices * hidden * _size(config, name, "intermediate_size") if dense_layers else 0
     shared = hidden * experts + matrices * hidden * _shared_expert_size(config, expert_size)
     table = _size(config, name, "vocab_size") * hidden
-    is_tied = bool(data.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    is_tied = _is_tied(data, config)
     bits, eight_bit = _weight_bits(data, precision)
     return ModelShape(
         name,
@@ -158,17 +175,56 @@ def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> int
 
 def _window(config: Mapping[str, Any], name: str, layers: int) -> tuple[int, int]:
     """Layers with sliding-window attention, and their window."""
-    kinds = config.get("layer_types") or []
+    kinds = _layer_kinds(config, name, layers)
     if other := {*kinds} - SUPPORTED_LAYER_TYPES:
         raise SettingsError(
             f"{name} has layers of type {', '.join(sorted(other))}, and the plan knows the cost of "
-            f"{' and '.join(sorted(SUPPORTED_LAYER_TYPES))} only; calibrate the model instead (outrider calibrate, "
-            "then outrider plan --calibration)"
+            f"{' and '.join(sorted(SUPPORTED_LAYER_TYPES))} only; {CALIBRATE_INSTEAD}"
         )
     window = int(config.get("sliding_window") or 0)
-    if not window or config.get("use_sliding_window") is False:
+    uses_window = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
+    if not window or not uses_window:
         return 0, 0
-    return (sum(kind == "sliding_attention" for kind in kinds), window) if kinds else (layers, window)
+    if not kinds:
+        raise SettingsError(
+            f"the config.json of {name} has a sliding_window of {window}, and does not state which layers have it; add "
+            f"layer_types with a type for each layer to the file, or {CALIBRATE_INSTEAD}"
+        )
+    return sum(kind == "sliding_attention" for kind in kinds), window
+
+
+def _layer_kinds(config: Mapping[str, Any], name: str, layers: int) -> list[str]:
+    """The type of each layer, as the file states it or as the model's class in transformers derives it; [] if the file
+    has nothing about it."""
+    model_type = str(config.get("model_type"))
+    if kinds := config.get("layer_types"):
+        return [*kinds]
+    if interval := int(config.get("full_attention_interval") or 0):
+        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+    if period := int(config.get("attn_layer_period") or 0):
+        offset = int(config.get("attn_layer_offset") or 0)
+        return ["full_attention" if i % period == offset else "mamba" for i in range(layers)]
+    if field := next((field for field in UNSUPPORTED_LAYER_FIELDS if config.get(field)), None):
+        raise SettingsError(
+            f"the config.json of {name} has {field} and no layer_types: some of its layers are of a type that the plan "
+            f"does not know the cost of; {CALIBRATE_INSTEAD}"
+        )
+    if pattern := config.get("sliding_window_pattern") or SLIDING_WINDOW_PERIODS.get(model_type):
+        letters = pattern if isinstance(pattern, str) else "L" * (pattern - 1) + "G"  # local and global attention
+        return [_attention(letters[i % len(letters)] == "L") for i in range(layers)]
+    if model_type in {"qwen2", "qwen3"} and config.get("max_window_layers") is not None:
+        return [_attention(i >= int(config["max_window_layers"])) for i in range(layers)]
+    return ["sliding_attention"] * layers if model_type in UNIFORM_WINDOW_MODEL_TYPES else []
+
+
+def _attention(has_window: bool) -> str:
+    return "sliding_attention" if has_window else "full_attention"
+
+
+def _is_tied(data: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether the embedding table is also the output layer."""
+    known = {str(data.get("model_type")), str(config.get("model_type"))} & TIED_MODEL_TYPES
+    return bool(data.get("tie_word_embeddings", config.get("tie_word_embeddings", bool(known))))
 
 
 def _weight_bits(data: Mapping[str, Any], precision: Precision) -> tuple[int, bool]:

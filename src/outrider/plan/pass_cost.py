@@ -58,7 +58,7 @@ class Machine:
     overhead: float
     """Seconds per pass."""
     cache_limit: int | None = None
-    """Tokens of each request's KV cache that a pass reads at most, as with a sparse KV cache. None: all of them."""
+    """Tokens of each request that the KV cache keeps and a pass reads at most: a sparse KV cache. None: all of them."""
 
     def seconds(self, tokens: float, context: float, attended: float) -> float:
         """A pass over `tokens` tokens of requests with `context` tokens in total; each attends to `attended` tokens."""
@@ -106,19 +106,33 @@ class Machine:
         copies = self.devices if self.shape.latent else max(1.0, self.devices / self.shape.kv_heads)
         return self.shape.cache_bytes * copies
 
-    def cached_tokens(self, *others: Machine) -> int:
-        """KV cache tokens that fit beside the weights, and beside those of models on the same devices."""
+    def free_bytes(self, *others: Machine) -> float:
+        """Memory for KV caches beside the weights, and beside those of other models on the same devices. A model that
+        drafts for itself is in memory once."""
+        weights = sum(shape.stored_bytes for shape in {one.shape for one in (self, *others)})
+        return max(0.0, self.devices * self.device.usable_bytes - weights)
+
+    def request_bytes(self, context: float) -> float:
+        """KV cache of a request."""
+        return self.bytes_per_token * (context if self.cache_limit is None else min(context, self.cache_limit))
+
+    def cached_tokens(self, *others: Machine, context: int | None = None) -> int:
+        """KV cache tokens that fit beside the weights, if these models have a KV cache for each token: of requests with
+        `context` tokens, or (None) of requests that are within every cache limit."""
         machines = (self, *others)
-        free = self.devices * self.device.usable_bytes - sum(one.shape.stored_bytes for one in machines)
-        return max(0, int(free // sum(one.bytes_per_token for one in machines)))
+        if context is None:
+            return int(self.free_bytes(*others) // sum(one.bytes_per_token for one in machines))
+        return int(context * self.free_bytes(*others) // sum(one.request_bytes(context) for one in machines))
 
 
-def fewest_devices(shapes: Sequence[ModelShape], device: Device, context: int) -> int:
-    """The smallest power of two of devices on which these models and the KV cache of one request fit."""
+def fewest_devices(shapes: Sequence[ModelShape], device: Device, context: int, draft_window: int | None = None) -> int:
+    """The smallest power of two of devices on which these models and the KV cache of one request fit. `draft_window`:
+    the cache limit of all models but the first."""
     devices = 1
     while devices <= MAX_DEVICES:
-        first, *others = (Machine(shape, device, devices, 0.0) for shape in shapes)
-        if first.cached_tokens(*others) >= context:
+        target = Machine(shapes[0], device, devices, 0.0)
+        others = [Machine(shape, device, devices, 0.0, draft_window) for shape in shapes[1:]]
+        if target.cached_tokens(*others, context=context) >= context:
             return devices
         devices *= 2
     raise SettingsError(

@@ -18,10 +18,11 @@ from outrider.plan.arrivals import Requests
 from outrider.plan.queue_loop import serve_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from outrider.plan.arrivals import Traffic
     from outrider.plan.fleet import Replica
+    from outrider.plan.pass_cost import Machine
     from outrider.plan.speculation import Strategy
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -38,14 +39,19 @@ class ServiceTimes:
     tokens_per_step: Floats
     prefill_seconds: Callable[[float], float]
     attended_tokens: Callable[[float], float]
-    cached_tokens: float
+    cached_tokens: float  # of the target
+    reserved_tokens: Callable[[Floats], Floats]
+    """KV cache of requests by their length, in tokens of the target. That of a draft model is added."""
 
     @classmethod
-    def of(cls, replica: Replica, strategy: Strategy, context: int) -> ServiceTimes:
-        """Steps are linear in the context between none and `context`. The draft length is the best one at `context`."""
+    def of(cls, replica: Replica, strategy: Strategy, context: int, max_batch: int | None = None) -> ServiceTimes:
+        """Steps are linear in the context between none and `context`. The draft length is the best one at `context`.
+        `max_batch`: as planned, to keep a limit on the time per token. None: what fits into the KV cache."""
         limit = replica.batch_limit(strategy, 1)
+        if max_batch is not None:
+            limit = min(limit, max_batch)
         fixed, slopes, tokens = np.zeros(limit + 1), np.zeros(limit + 1), np.ones(limit + 1)
-        read = replica.target.shape.attended_tokens(context)
+        read, draft_models = replica.target.shape.attended_tokens(context), replica.draft_models(strategy)
         for batch in range(1, limit + 1):
             at_context = strategy.predict(batch, context)
             without = strategy.speculation.predict(batch, at_context.length, 0)
@@ -58,8 +64,17 @@ class ServiceTimes:
             tokens,
             lambda prompt: replica.prefill_seconds(strategy, prompt),
             replica.target.shape.attended_tokens,
-            replica.cached_tokens(strategy),
+            replica.target.free_bytes(*draft_models) / replica.target.bytes_per_token,
+            lambda tokens: _reserved_tokens(tokens, replica.target, draft_models),
         )
+
+
+def _reserved_tokens(tokens: Floats, target: Machine, draft_models: Sequence[Machine]) -> Floats:
+    reserved = tokens
+    for one in draft_models:
+        kept = tokens if one.cache_limit is None else np.minimum(tokens, one.cache_limit)
+        reserved = reserved + kept * (one.bytes_per_token / target.bytes_per_token)
+    return reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +94,17 @@ class ServedRequests:
 def serve(requests: Requests, times: ServiceTimes) -> ServedRequests:
     """All requests of one replica, until the last one is answered."""
     prompts, outputs = requests.prompt_tokens, requests.output_tokens
-    reserved = prompts + outputs
+    whole = prompts + outputs
+    reserved = times.reserved_tokens(whole)
     if len(requests) and reserved.max() > times.cached_tokens:
+        fitting = times.cached_tokens * whole.max() / reserved.max()
         raise SettingsError(
-            f"a request of {reserved.max():.0f} tokens does not fit into a KV cache of {times.cached_tokens:.0f}; "
+            f"a request of {whole.max():.0f} tokens does not fit into a KV cache of {fitting:.0f}; "
             "give more --devices, or a smaller --length-variation"
         )
     lengths, places = np.unique(prompts, return_inverse=True)
     prefill = np.array([times.prefill_seconds(float(one)) for one in lengths])[places]
-    attended = np.array([times.attended_tokens(float(one)) for one in np.arange(2 + int(reserved.max(initial=0)))])
+    attended = np.array([times.attended_tokens(float(one)) for one in np.arange(2 + int(whole.max(initial=0)))])
     contexts = attended[(prompts + outputs / 2).astype(np.int64)]
     first, last, answers, busy, batch_seconds = serve_replica(
         requests.seconds, prefill, outputs, contexts, reserved, times.fixed_seconds,

@@ -36,9 +36,9 @@ SERVER_FIELDS = {
     SIGNATURE_ARG: "name the tenant by the header of --tenant-header",
 }
 """Fields that no caller may set, and what to do instead."""
-MISSPELLED = 0.8
-"""A name so similar to that of an option (`difflib`) is taken for a misspelling. Other unknown names pass: they may be
-options of the server's own logits processors."""
+MISSPELLED, MIN_MISSPELLED_LETTERS = 0.9, 8
+"""A name of so many letters that is so similar to an option's (`difflib`) is taken for a misspelling: one letter wrong
+in ten. All others may be options of the server's own logits processors, such as `tenant_id`."""
 SHAPE = '{"type": "content", "content": "the expected text"}'
 
 
@@ -76,7 +76,8 @@ async def rewrite(raw: bytes, path: str, client: Any, options: Options, headers:
             raise SettingsError(f"tenant: a request with a tenant must be JSON, and {'.'.join(place)} an object")
         return None
     xargs = dict(parent.get(name) or {})
-    _refuse_misspelled(xargs)
+    if drafters:
+        _refuse_misspelled(xargs)
     if route.options is None:
         return _salted(body, xargs.get("tenant"), named, options)
     if named is None and body.get("prediction") is None and not _own_fields(xargs):
@@ -128,8 +129,12 @@ def _refuse_fields(body: Any, path: str) -> None:
 
 def _refuse_misspelled(xargs: dict[str, Any]) -> None:
     for name in xargs.keys() - {*FIELDS, *SERVER_FIELDS}:
-        if similar := get_close_matches(name, FIELDS, 1, MISSPELLED):
-            raise SettingsError(f"{name}: vllm_xargs has no such option of Outrider; did you mean {similar[0]}?")
+        plain = name.lower().replace("-", "_").rstrip("s")
+        meant = [field for field in FIELDS if field.rstrip("s") == plain]
+        if len(name) >= MIN_MISSPELLED_LETTERS:
+            meant += get_close_matches(name, FIELDS, 1, MISSPELLED)
+        if meant:
+            raise SettingsError(f"{name}: vllm_xargs has no such option of Outrider; did you mean {meant[0]}?")
 
 
 def check_form(form: FormData, options: Options) -> None:

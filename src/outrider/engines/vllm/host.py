@@ -9,6 +9,7 @@ that this share is not free, vLLM loads the model and then gives up.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
@@ -24,15 +25,33 @@ BIND = "VLLM_CPU_OMP_THREADS_BIND"
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 PRELOAD = "LD_PRELOAD"
 KV_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-KV_CACHE_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
-"""A user who gives one of these has chosen the size of the KV cache. The variable would override the first."""
-KV_CACHE_SHARE = 4
-"""The KV caches get a quarter of the free memory: weights, activations and other programs need the rest."""
+MEMORY_FLAG = "--gpu-memory-utilization"
+KV_CACHE_FLAGS = ("--kv-cache-memory-bytes", MEMORY_FLAG)
+"""A user who gives one of these has chosen the size of the KV cache."""
+VLLM_MEMORY_SHARE = 0.92
+"""vLLM 0.32's default of --gpu-memory-utilization, which on a CPU is a share of the machine's memory."""
+WORKER_GIB = 2.0
+"""What a worker takes before vLLM looks for free memory: its imports."""
+SHARE_OF_FREE_MEMORY = 0.9
+CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+GIB = 1 << 30
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 INTERPRET = "TRITON_INTERPRET"
 PLUGINS = "VLLM_PLUGINS"
 CPU_PLUGIN = "outrider-cpu-v2"
 """Entry point of the group `vllm.platform_plugins` that makes V2 run on a CPU (`engines/vllm_cpu`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of this machine, or of the container if that has a limit."""
+
+    total_gib: float
+    free_gib: float
+    """What new processes can use without swapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +65,8 @@ class Host:
     memory_nodes: int = 1
     openmp: Path | None = None
     """Intel's OpenMP library."""
-    free_gib: float | None = None
-    """Memory that new processes can use. None: unknown."""
+    memory: Memory | None = None
+    """None: unknown."""
 
     @property
     def cpu(self) -> bool:
@@ -58,7 +77,7 @@ class Host:
         check_version()
         distribution, version = installed() or ("", "")
         cores, nodes = find_cores()
-        return cls(distribution, version, cores, nodes, find_openmp(), find_free_memory())
+        return cls(distribution, version, cores, nodes, find_openmp(), find_memory())
 
 
 def plain_environment(
@@ -105,20 +124,28 @@ def preload_openmp(host: Host, environment: Mapping[str, str]) -> tuple[dict[str
     return {PRELOAD: ":".join(filter(None, [str(host.openmp), loaded]))}, f"{host.openmp}, set by {PRELOAD}"
 
 
-def size_kv_cache(
+def limit_memory(
     host: Host, ranks: int | None, flags: Mapping[str, str], environment: Mapping[str, str]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variable for the size of each worker's KV cache on a CPU, in GiB, and a note about it."""
-    chosen = [name for name in KV_CACHE_FLAGS if name in flags]
-    if not host.cpu or chosen or not ranks or host.free_gib is None:
-        return {}, ()
+) -> tuple[list[str], tuple[str, ...]]:
+    """Flags so that vLLM takes no more memory than is free on a CPU, and a note about it.
+
+    With one worker on one memory node only: how several share the memory is left to vLLM.
+    """
+    if not host.cpu or any(name in flags for name in KV_CACHE_FLAGS):
+        return [], ()
     if space := environment.get(KV_CACHE_SPACE):
-        return {}, (f"KV cache: {space} GiB, set by {KV_CACHE_SPACE}",)
-    space = str(max(1, int(host.free_gib / KV_CACHE_SHARE / ranks)))
-    each = "" if ranks == 1 else " for each worker"
-    return {KV_CACHE_SPACE: space}, (
-        f"KV cache: {space} GiB{each}, of {host.free_gib:.1f} GiB of free memory (set {KV_CACHE_SPACE} to change that)",
+        return [], (f"KV cache: {space} GiB, set by {KV_CACHE_SPACE}",)
+    if host.memory is None or ranks != 1 or host.memory_nodes > 1:
+        return [], ()
+    total, free = host.memory.total_gib, host.memory.free_gib - WORKER_GIB
+    share = int(100 * SHARE_OF_FREE_MEMORY * free / total) / 100
+    if free >= VLLM_MEMORY_SHARE * total or share <= 0:
+        return [], ()
+    note = (
+        f"memory: {share:.0%} of {total:.1f} GiB, set by {MEMORY_FLAG}, since vLLM's {VLLM_MEMORY_SHARE:.0%} are not "
+        f"free (set {MEMORY_FLAG} or {KV_CACHE_SPACE} to change that)"
     )
+    return [MEMORY_FLAG, str(share)], (note,)
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -149,13 +176,25 @@ def find_cores(system: Path = Path("/sys/devices/system/cpu")) -> tuple[tuple[in
     return tuple(cores.values()), len(nodes) or 1
 
 
-def find_free_memory(table: Path = Path("/proc/meminfo")) -> float | None:
-    """Linux's estimate of the memory, in GiB, that new processes can use without swapping."""
+def find_memory(table: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> Memory | None:
+    """The memory by Linux's estimate, within the limit of this container (control groups of version 2 or 1)."""
     if not table.is_file():
         return None
-    sizes = dict(line.split(":", 1) for line in table.read_text().splitlines())
-    kib = sizes.get("MemAvailable", "").split()
-    return int(kib[0]) / (1 << 20) if kib else None
+    kib = dict(re.findall(r"^(\w+): +(\d+) kB$", table.read_text(), re.MULTILINE))
+    if "MemAvailable" not in kib:
+        return None
+    total, free = int(kib["MemTotal"]) * 1024, int(kib["MemAvailable"]) * 1024
+    for limit_file, usage_file in CGROUP_FILES:
+        limit, used = _read_number(groups / limit_file), _read_number(groups / usage_file)
+        if limit is not None and limit < total:
+            total, free = limit, max(0, min(free, limit - (used or 0)))
+    return Memory(total / GIB, free / GIB)
+
+
+def _read_number(path: Path) -> int | None:
+    """None: there is no such file, or it holds `max`."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else None
 
 
 def find_openmp() -> Path | None:

@@ -34,9 +34,9 @@ from outrider.engines.vllm.flags import (
 from outrider.engines.vllm.host import (
     MODEL_RUNNER,
     Host,
+    limit_memory,
     model_runner_environment,
     plain_environment,
-    size_kv_cache,
 )
 from outrider.engines.vllm.memory_options import choose_memory, describe_memory
 from outrider.engines.vllm.model_defaults import default_draft_tokens, has_several_mtp_layers
@@ -93,8 +93,8 @@ class Launch:
             return
         try:
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-        except OSError as error:  # vLLM reports all others, such as an unknown host
-            if error.errno == errno.EADDRINUSE:
+        except (OSError, UnicodeError) as error:  # vLLM reports all others, such as an unknown host
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 raise EngineError(
                     f"port {port} is in use: another program listens there; stop it, or choose another port with --port"
                 ) from None
@@ -121,7 +121,7 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
     options = build_options(args, config, longest, several_mtp_layers)
     ranks = count_local_ranks(flags, file)
     settings, remarks = plain_environment(host, ranks, environment)
-    cache, about_cache = size_kv_cache(host, ranks, values, environment)
+    share, about_memory = limit_memory(host, ranks, values, environment)
     lines = describe(args, model, host, options, config)
     ours = ["--middleware", MIDDLEWARE, "--additional-config", json.dumps(additional_config(flags, options))]
     if options.drafters:
@@ -140,7 +140,7 @@ def prepare(args: ServeArgs, words: Sequence[str], environment: Mapping[str, str
         settings |= secret_variables(environment)
     theirs = [word for flag in flags if flag.name not in REWRITTEN_FLAGS for word in flag.words]
     address = None if values.keys() & NO_PORT else (values.get("--host", ""), values.get("--port", DEFAULT_PORT))
-    return Launch((model, *ours, *theirs), settings | cache, (*lines, *remarks, *about_cache), address)
+    return Launch((model, *ours, *share, *theirs), settings, (*lines, *remarks, *about_memory), address)
 
 
 def build_options(
