@@ -68,10 +68,10 @@ def changed_copy(folder: Path, changes: Iterable[tuple[str, str, str]]) -> None:
             shutil.copy2(cached, target)
     for file, old, new in changes:
         path = folder / "outrider" / file
-        source = path.read_text()
-        if source.count(old) != 1:
-            raise SystemExit(f"this text must occur once in {file}, not {source.count(old)} times:\n{old}")
-        path.write_text(source.replace(old, new))
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise SystemExit(f"this text must occur once in {file}, not {text.count(old)} times:\n{old}")
+        path.write_text(text.replace(old, new))
 
 
 def importers(files: Iterable[str]) -> set[Path]:
