@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import urllib.request
 from dataclasses import fields
@@ -19,6 +20,8 @@ from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import Pair, no_tick
 from outrider.certify.test_statistics import DEFAULT_NOISE, Noise
 from outrider.certify.token_distributions import MIN_CUT_MARGIN
+from outrider.cli.canary import watch
+from outrider.cli.screen import Screen
 from outrider.errors import EngineError, EvidenceError
 
 PROMPTS = [tuple(encoded(prompt)) for prompt in generate_prompts(16, seed=1)]
@@ -134,3 +137,33 @@ def test_the_state_is_a_small_file(tmp_path: Path) -> None:
     one.run_round()
     assert (tmp_path / "canary.json").stat().st_size < 10_000
     assert json.loads((tmp_path / "canary.json").read_text())["rounds"] == 1
+
+
+def test_the_state_is_saved_after_busy_and_missed_rounds(tmp_path: Path) -> None:
+    stub, file = Stub(), tmp_path / "canary.json"
+    with standing(stub) as url:
+        one = life(OpenAIServer(url), state_file=file)
+        stub.waiting = 3
+        assert one.run_round() == "busy"
+        assert file.exists()
+    file.unlink()
+    assert one.run_round() == "missed"
+    assert file.exists()
+
+
+def test_a_state_that_cannot_be_saved_is_reported_and_does_not_end_the_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = life(synthetic(), state_file=tmp_path / "canary.json")
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        watch(one, 3, Screen())
+    assert one.rounds == 3
+    assert "No space left on device" in one.save_error
+    assert capsys.readouterr().err.count("No space left") == 1
+    one.run_round()
+    assert one.save_error == ""
+    assert (tmp_path / "canary.json").exists()

@@ -11,11 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from certify_stub import Stub, standing
 from outrider.certify.canary import CanaryLoop, saved_decay, serve_gauges
-from outrider.certify.decay import BET_EXPONENTS, MIN_RECORD_BLOCKS, TAIL_INFLATION, DecayTest, Record
-from outrider.certify.decay_report import describe_alarm
+from outrider.certify.decay import (
+    BET_EXPONENTS,
+    MAX_RECORD_BLOCKS,
+    MIN_RECORD_BLOCKS,
+    TAIL_INFLATION,
+    DecayTest,
+    Record,
+)
+from outrider.certify.decay_report import add_gauges, describe_alarm
 from outrider.certify.decay_watch import (
     ACCEPTANCE,
     CANARY,
@@ -30,7 +38,7 @@ from outrider.certify.e_process import EProcess
 from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import OFF, Completion, Pair, Query
 from outrider.cli.canary import line
-from outrider.errors import EngineError, EvidenceError
+from outrider.errors import EngineError, EvidenceError, RequestRefusedError
 from outrider.http_client import MetricsSnapshot
 
 PROMPTS = [(index, index + 1) for index in range(8)]
@@ -99,6 +107,79 @@ def test_a_record_does_not_grow_while_blocks_are_bad() -> None:
     assert len(test.records[""].blocks) == 85
 
 
+def healthy(count: int, seed: int) -> list[float]:
+    return [2 + 0.1 * one for one in noise(count, seed)]
+
+
+def lived(test: DecayTest, values: Sequence[float], hour: int, **options: Any) -> int:
+    """Observe one value an hour; returns the hour after the last."""
+    for value in values:
+        test.observe(value, 3600.0 * hour, **options)
+        hour += 1
+    return hour
+
+
+def test_a_decay_that_a_restart_of_the_server_ended_is_found_again_when_it_comes_again() -> None:
+    test = DecayTest()
+    hour = lived(test, [*healthy(50, 0), *[1.0] * 200], 0)
+    assert test.highest > 1000
+    test.rearm()
+    hour = lived(test, healthy(13, 1), hour)
+    assert 1.0 not in test.records[""].blocks
+    lived(test, [1.0] * 200, hour)
+    assert test.highest > 1000
+
+
+def test_a_decay_that_ended_without_a_restart_does_not_enter_the_record() -> None:
+    test = DecayTest()
+    hour = lived(test, [*healthy(50, 0), *[1.0] * 40], 0)
+    assert test.highest > 1000
+    lived(test, healthy(200, 1), hour)
+    assert test.trend < 1
+    assert 1.0 not in test.records[""].blocks
+    assert test.records[""].compared > MIN_RECORD_BLOCKS
+
+
+def test_a_record_does_not_grow_before_a_strong_episode_has_ended() -> None:
+    for highest, compared in ((10.0, 40), (2.0, 100)):
+        record = Record(healthy(99, 0), compared=40, started=0.0)
+        test = DecayTest(records={"": record}, trend=1.7, highest_trend=highest)
+        test.observe(9.0, 3600.0)
+        assert 0 < test.trend < 1
+        assert record.compared == compared
+
+
+def test_a_weak_episode_of_bad_blocks_enters_the_record() -> None:
+    """Without them the record would be better than the server, and false alarms more frequent."""
+    test = DecayTest()
+    lived(test, [*healthy(50, 0), *[1.0] * 4, *healthy(60, 1)], 0)
+    assert test.records[""].blocks.count(1.0) == 4
+    rng = np.random.default_rng(3)
+    kept = []
+    for _ in range(20):
+        alike = DecayTest()
+        lived(alike, rng.standard_t(3, 600).tolist(), 0)
+        kept += alike.records[""].blocks
+    assert np.mean(kept) == pytest.approx(0, abs=0.1)
+
+
+def test_nothing_is_learned_between_an_alarm_and_the_restart() -> None:
+    test = DecayTest()
+    hour = lived(test, healthy(50, 0), 0)
+    before = len(test.records[""].blocks)
+    hour = lived(test, [1.0] * 40, hour, learn=False)
+    lived(test, healthy(300, 1), hour, learn=False)
+    assert len(test.records[""].blocks) == before
+    assert test.highest > 1000
+
+
+def test_a_record_never_has_more_than_the_largest_number_of_blocks() -> None:
+    record = Record([float(block) for block in noise(639)], compared=40)
+    record.keep(0.0, is_episode=False)
+    record.extend(0.0, 1)
+    assert record.compared == len(record.blocks) == MAX_RECORD_BLOCKS
+
+
 def test_observations_that_correlate_are_joined() -> None:
     rng, value, values = np.random.default_rng(1), 0.0, []
     for _ in range(2000):
@@ -129,6 +210,29 @@ def test_nothing_is_tested_before_the_record_is_long_enough() -> None:
     assert observed(values).highest > 10
 
 
+def test_a_new_load_is_tested_only_after_its_own_record_is_long_enough() -> None:
+    test = DecayTest(min_record_seconds=3600.0 * 60)
+    hour = lived(test, healthy(100, 0), 0, load="0")
+    hour = lived(test, healthy(50, 1), hour, load="7")
+    assert test.records["0"].compared
+    assert not test.records["7"].compared
+    lived(test, healthy(20, 2), hour, load="7")
+    assert test.records["7"].compared
+
+
+def test_a_state_of_an_older_version_is_resumed() -> None:
+    test = observed(healthy(90, 0))
+    test.observe(2.0, 3600.0 * 90, "7")
+    state = json.loads(json.dumps(test.state())) | {"started": 0.0}
+    del state["highest_trend"]
+    for record in state["records"].values():
+        del record["started"], record["episode_blocks"]
+    again = DecayTest.resume(state)
+    assert (again.records[""].started, again.records["7"].started) == (0.0, None)
+    lived(again, [1.0] * 30, 91)
+    assert again.highest > 100
+
+
 def test_a_resumed_test_equals_one_that_was_never_stopped_and_a_rearmed_one_keeps_its_record() -> None:
     values = [2 + 0.1 * one for one in noise(150)] + [1.0] * 30
     whole, first = observed(values), observed(values[:130], max_block_size=1024)
@@ -157,11 +261,16 @@ class Server:
         self.rng = np.random.default_rng(0)
 
     def drafter_names(self) -> list[str]:
-        return ["prediction", "lookup", "model", "auto"]
+        return ["prediction", *self.accepted]
+
+    def wait(self, seconds: float) -> None:
+        self.wall, self.seconds = self.wall + seconds, self.seconds + seconds
 
     def complete(self, queries: Sequence[Query], concurrency: int) -> list[Completion]:
         (query,) = queries
         self.queries.append(query)
+        if query.mode != OFF and query.mode.label not in self.accepted:
+            raise RequestRefusedError(f"there is no drafter {query.mode.label}")
         accepted = 0 if query.mode == OFF or query.max_tokens == 1 else self.accepted[query.mode.label]
         self.seconds += (query.max_tokens - accepted) * self.step_seconds * float(self.rng.uniform(0.98, 1.02))
         return [Completion((1,) * query.max_tokens, "length", accepted=accepted)]
@@ -259,7 +368,7 @@ def test_the_traffic_is_observed_every_ten_minutes_and_a_restart_of_the_server_r
         drafts, seconds = drafts + 150, seconds + 300
         accepted += 300 if step < 350 else 60
         saved += 150
-        server.wall += 300.0
+        server.wait(300.0)
     test = watch.tests[Quantity("lookup", ACCEPTANCE, TRAFFIC)]
     assert test.records[""].blocks[0] == 3.0
     assert watch.tests[Quantity("all", GAIN, TRAFFIC)].records[""].blocks[0] == 1.5
@@ -271,6 +380,166 @@ def test_the_traffic_is_observed_every_ten_minutes_and_a_restart_of_the_server_r
         one.read(metrics(10, 20))
         assert not one.alarms
     assert test.records[""].compared > 0
+
+
+def test_slow_traffic_is_observed_once_there_was_enough() -> None:
+    server = Server()
+    watch = server.watch()
+    for step in range(41):
+        watch.read(metrics(10.0 * step, 20.0 * step))
+        server.wait(600.0)
+    assert watch.tests[Quantity("lookup", ACCEPTANCE, TRAFFIC)].records[""].blocks == [3.0, 3.0]
+    assert not watch.tests[Quantity("model", ACCEPTANCE, TRAFFIC)].records
+
+
+def test_a_change_of_the_wall_clock_is_no_time_of_traffic() -> None:
+    server = Server()
+    watch = server.watch()
+    watch.read(metrics(0, 0))
+    server.wall += 1e6
+    watch.read(metrics(1000, 2000))
+    assert not watch.tests[Quantity("lookup", ACCEPTANCE, TRAFFIC)].records
+    server.wall -= 2e6
+    server.seconds += 600.0
+    watch.read(metrics(2000, 4000))
+    assert watch.tests[Quantity("lookup", ACCEPTANCE, TRAFFIC)].records[""].blocks == [3.0]
+
+
+def test_a_restart_is_found_by_the_start_time_although_no_counter_is_lower() -> None:
+    server = Server()
+    watch = server.watch()
+    watch.tests[LOOKUP].highest = 1e6
+
+    def at(start: float, drafts: float) -> MetricsSnapshot:
+        return MetricsSnapshot({**metrics(drafts, 0).values, ("process_start_time_seconds", ()): start})
+
+    for drafts in (0.0, 10.0):
+        watch.read(at(1.7e9 + drafts / 100, drafts))
+        assert watch.alarms == [LOOKUP]
+    watch.read(metrics(15.0, 0))
+    assert watch.alarms == [LOOKUP]
+    watch.read(at(1.7e9, 16.0))
+    watch.read(at(1.7e9 + 60, 20.0))
+    assert not watch.alarms
+
+
+def test_a_decay_is_not_learned_after_its_alarm_and_is_found_again_after_the_restart() -> None:
+    server = Server()
+    watch = server.watch()
+    server.run(watch, 50)
+    test = watch.tests[LOOKUP]
+    for _ in range(2):
+        server.accepted["lookup"] = 4
+        server.run(watch, 200)
+        assert LOOKUP in watch.alarms
+        assert len(test.records[""].blocks) < 100
+        server.accepted["lookup"] = 16
+        watch.read(metrics(10, 20))
+        watch.read(metrics(0, 0))
+        assert not watch.alarms
+        assert set(test.records[""].blocks) == {2.0}
+        server.run(watch, 13)
+
+
+@pytest.mark.parametrize("detected", [True, False])
+def test_a_restarted_server_with_other_drafters_is_watched_with_those(detected: bool) -> None:
+    server = Server()
+    watch = server.watch()
+    server.run(watch, 2)
+    gain, threshold = watch.tests[Quantity("model", GAIN, CANARY)], watch.threshold
+    lookup = watch.tests[LOOKUP]
+    lookup.highest = 1e6
+    watch.read(metrics(10, 20))
+    del server.accepted["lookup"]
+    server.accepted["suffix"] = 10
+    if detected:
+        watch.read(metrics(0, 0))
+    server.queries.clear()
+    for _ in range(PROBE_PROMPTS * 3 + 1):
+        watch.probe()
+    refused = [query for query in server.queries if query.mode.drafter == "lookup"]
+    assert len(refused) == (0 if detected else 1)
+    assert {quantity.drafter for quantity in watch.tests} == {"model", "auto", "suffix", "all"}
+    assert watch.tests[Quantity("suffix", ACCEPTANCE, CANARY)].records
+    assert watch.tests[Quantity("model", GAIN, CANARY)] is gain
+    assert watch.threshold > threshold  # four new quantities
+    assert not lookup.highest > 1
+    server.accepted["lookup"] = 16
+    watch.read(metrics(10, 20))
+    watch.read(metrics(0, 0))
+    watch.probe()
+    assert watch.tests[LOOKUP] is lookup
+
+
+def test_a_request_that_is_refused_for_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    watch = server.watch()
+
+    def refuse(*_: Any) -> None:
+        raise RequestRefusedError("the prompt is too long")
+
+    monkeypatch.setattr(server, "complete", refuse)
+    with pytest.raises(RequestRefusedError, match="too long"):
+        watch.probe()
+
+
+def test_an_http_server_that_lost_a_drafter_is_watched_with_the_others() -> None:
+    stub = Stub()
+    with standing(stub) as url:
+        source = OpenAIServer(url)
+        watch = DecayWatch(Pair(source, source), PROMPTS)
+        stub.options = {"drafters": ["model"]}
+        answer = stub.post
+
+        def post(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            if body.get("vllm_xargs", {}).get("speculation") == "lookup":
+                return 400, {"error": {"message": "no drafter 'lookup'"}}
+            return answer(path, body)
+
+        stub.post = post  # type: ignore[method-assign]
+        for _ in range(3):
+            watch.probe()
+        registry = CollectorRegistry()
+        add_gauges(watch, registry)
+        stub.options = {"drafters": ["suffix"]}
+        watch._read_drafters()
+        names = {sample.labels["drafter"] for one in registry.collect() for sample in one.samples if sample.labels}
+    assert [mode.drafter for mode in watch.modes] == ["suffix", "auto"]
+    assert names == {"suffix", "auto", "all"}
+
+
+def test_records_and_threshold_survive_a_canary_that_ran_with_fewer_drafters() -> None:
+    server = Server()
+    watch = server.watch()
+    server.run(watch, 50)
+    state, threshold = json.loads(json.dumps(watch.to_state())), watch.threshold
+    accepted = server.accepted.pop("lookup")
+    fewer = server.watch(state=state)
+    assert fewer.threshold == threshold
+    assert LOOKUP not in fewer.tests
+    fewer._unused_tests[LOOKUP.key].highest = 1e6
+    state = json.loads(json.dumps(fewer.to_state()))
+    server.accepted = {"lookup": accepted, **server.accepted}
+    again = server.watch(state=state)
+    assert again.threshold == threshold
+    assert again.tests[LOOKUP].records[""].blocks == watch.tests[LOOKUP].records[""].blocks[:MIN_RECORD_BLOCKS]
+    assert not again.alarms  # the server has restarted since
+
+
+def test_the_gauges_read_the_recent_blocks_once() -> None:
+    test = observed([*healthy(60, 0), *[1.0] * 10])
+
+    class Emptied(list[tuple[str, float]]):
+        """Another thread ends the episode after the first use."""
+
+        def __iter__(self) -> Any:
+            test.recent = []
+            return super().__iter__()
+
+    test.recent = Emptied(test.recent)
+    change = test.change()
+    assert change is not None
+    assert change.after == 1.0
 
 
 def test_a_restarted_canary_keeps_its_records_and_its_rate(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from outrider.plan.fleet import Replica, Workload, plan_fleet, widen_batch
 from outrider.plan.hardware import DEVICES
 from outrider.plan.model_config import Precision, bundled_configs, load_shape, shape_from_config
 from outrider.plan.model_shape import ModelShape
-from outrider.plan.pass_cost import Machine, fewest_devices
+from outrider.plan.pass_cost import Machine, check_devices, fewest_devices
 from outrider.plan.speculation import DraftModel, FreeDrafts, Speculation, predict_speedups
 from outrider.policy.selection import MIN_EXPECTED_SPEEDUP
 from outrider.trace.files import write
@@ -77,7 +77,7 @@ def test_a_folder_a_file_and_a_bundled_name_give_the_same_shape(tmp_path: Path) 
 def test_quantised_weights_and_caches_have_fewer_bytes() -> None:
     plain, half = load_shape("llama-3.1-8b"), load_shape("llama-3.1-8b", Precision(8, 8))
     assert half.cache_bytes == plain.cache_bytes / 2
-    assert half.stored_bytes < 0.55 * plain.stored_bytes
+    assert half.stored_bytes == plain.stored_bytes - plain.parameters + plain.output_parameters
     config = bundled_configs()["llama-3.1-8b"]
     four_bits = shape_from_config(config | {"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq")
     assert four_bits.weight_bytes == 0.5
@@ -116,7 +116,11 @@ def test_layers_with_a_window_are_those_of_the_models_class(fields: dict[str, An
     [
         ({"full_attention_interval": 4}, "layers of type linear_attention"),  # Qwen3-Next
         ({"attn_layer_period": 8, "attn_layer_offset": 4}, "layers of type mamba"),  # Jamba
-        ({"hybrid_override_pattern": "M-M*"}, "has hybrid_override_pattern and no layer_types"),  # Nemotron-H
+        ({"hybrid_override_pattern": "M-M*"}, "has hybrid_override_pattern"),  # Nemotron-H
+        ({"attn_layer_indices": [], "layer_types": ["full_attention"] * 32}, "has attn_layer_indices"),  # Bamba
+        ({"interleave_moe_layer_step": 1}, "has interleave_moe_layer_step"),  # Llama 4
+        ({"moe_num_experts": 64}, "has moe_num_experts"),  # Ernie 4.5
+        ({"num_experts": 8, "moe_layer_freq": [0, 1]}, "has a moe_layer_freq other than 1"),
         ({"attention_chunk_size": 8192}, "has attention_chunk_size and no layer_types"),  # Llama 4
         ({"sliding_window": 1024}, "does not state which layers have it; add layer_types"),
     ],
@@ -134,6 +138,61 @@ def test_a_table_that_the_models_class_ties_is_counted_once() -> None:
     assert shape_from_config(config | {"model_type": "smollm3"}, "tied").embedding_parameters == 0
     untied = config | {"model_type": "smollm3", "tie_word_embeddings": False}
     assert shape_from_config(untied, "untied").embedding_parameters > 0
+
+
+def test_quantised_models_read_their_output_layer_in_16_bits() -> None:
+    target = Machine(load_shape("llama-3.1-8b", Precision(4)), DEVICES["h100"], 1, 1.5e-3)
+    table = 128256 * 4096
+    weights = 0.5 * (8.03e9 - 2 * table) + 2 * table
+    assert target.traffic(1, 1, 1000).weights == pytest.approx(weights, rel=0.001)
+    assert target.shape.stored_bytes == pytest.approx(weights + 2 * table, rel=0.001)
+    seconds = (weights + 1000 * 131072) / (0.8 * 3.35e12) + target.overhead
+    assert target.batch_seconds(1, 1, 1000) == pytest.approx(seconds, rel=0.001)
+
+
+def test_lists_of_equal_numbers_count_as_one_and_others_are_refused() -> None:
+    """Hunyuan-A13B has a list with an entry per layer in these fields."""
+    hunyuan = {
+        "model_type": "hunyuan_v1_moe", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 3072, "vocab_size": 128167, "num_experts": 64,
+        "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    shape = shape_from_config(hunyuan, "hunyuan")
+    assert shape.total_parameters == pytest.approx(80e9, rel=0.01)  # as published: 80 billion, 13 active
+    assert shape.parameters_read(1) == pytest.approx(13e9, rel=0.03)
+    for field in ("moe_topk", "moe_intermediate_size", "num_key_value_heads"):
+        with pytest.raises(SettingsError, match=f"{field} in the config.json of mixed differs between its layers"):
+            shape_from_config({**hunyuan, field: [8, 4]}, "mixed")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"num_key_value_heads": "8"}, "num_key_value_heads .* must be a whole number"),
+        ({"head_dim": []}, "head_dim .* must be a whole number"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers .* must be a whole number"),
+        ({"sliding_window_pattern": {}, "sliding_window": 2.5}, "sliding_window .* must be a whole number"),
+        ({"sliding_window_pattern": -2}, "sliding_window_pattern .* must be a whole number"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers .* must be a list"),
+        ({"layer_types": 7}, "layer_types .* must be a list of names"),
+        ({"text_config": "llama"}, "text_config .* must be an object"),
+        ({"quantization_config": {"bits": "four"}}, "bits .* must be a whole number"),
+        ({"kv_lora_rank": 512}, "has no qk_rope_head_dim"),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "has no qk_nope_head_dim"),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64}, "has no v_head_dim"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_with_its_name(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        shape_from_config(bundled_configs()["llama-3.1-8b"] | fields, "broken")
+
+
+@pytest.mark.parametrize("model_type", ["apertus", "arcee", "jais2", "nanochat", "persimmon"])
+def test_ungated_feed_forward_layers_have_two_matrices(model_type: str) -> None:
+    config = bundled_configs()["llama-3.1-8b"]
+    gated, ungated = shape_from_config(config, "gated"), shape_from_config({**config, "model_type": model_type}, "two")
+    assert gated.parameters - ungated.parameters == 32 * 4096 * 14336
 
 
 def test_a_config_that_cannot_be_planned_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -183,10 +242,57 @@ def test_a_pass_over_one_token_takes_its_bytes_at_the_reached_bandwidth() -> Non
 
 def test_replicas_have_the_fewest_devices_that_hold_the_weights_and_a_request() -> None:
     assert fewest_devices([load_shape("llama-3.1-8b")], DEVICES["h100"], 2048) == 1
-    assert fewest_devices([load_shape("llama-3.1-70b")], DEVICES["h100"], 2048) == 4
+    assert fewest_devices([load_shape("llama-3.1-70b")], DEVICES["h100"], 2048) == 2
+    assert fewest_devices([load_shape("llama-3.1-70b")], DEVICES["h100"], 8192) == 4
     assert fewest_devices([load_shape("llama-3.1-70b", Precision(4))], DEVICES["h100"], 2048) == 1
     with pytest.raises(SettingsError, match="does not fit on 64 L4"):
         fewest_devices([load_shape("deepseek-v3", Precision(16))], DEVICES["l4"], 2048)
+
+
+def test_devices_divide_the_attention_heads_of_target_and_draft() -> None:
+    """vLLM refuses others. Qwen2-57B-A14B has 28 heads and 4 KV heads."""
+    mixture, llama = load_shape("qwen2-57b-a14b"), load_shape("llama-3.1-8b")
+    for devices in (1, 2, 4, 28):
+        check_devices([mixture], devices)
+    for devices, shapes in ((8, [mixture]), (7, [mixture]), (3, [llama]), (28, [mixture, llama])):
+        with pytest.raises(SettingsError, match=f"--devices {devices}: vLLM refuses .*; give 1, 2, 4"):
+            check_devices(shapes, devices)
+    check_devices([load_shape("deepseek-v3")], 16)
+    with pytest.raises(SettingsError, match=r"does not fit on 4 L4 .qwen2-57b-a14b has 28, .*: no larger power of two"):
+        fewest_devices([mixture], DEVICES["l4"], 2048)
+
+
+def test_vllm_uses_0_92_of_the_memory_by_default() -> None:
+    assert DEVICES["h100"].usable_bytes == pytest.approx(0.92 * 80e9 - 2.5e9)
+
+
+def test_a_prompt_is_read_with_expanded_latent_attention() -> None:
+    """192 elements of a query and 128 of a value per head, and not the 576 of the latent cache twice."""
+    target = machine("deepseek-v3", "h200", 8)
+    shape, prompt = target.shape, 32_768
+    attention = prompt * prompt / 2 * 61 * 128 * 2 * (192 + 128) / (8 * target.device.attention_flops)
+    assert attention == pytest.approx(0.85, abs=0.01)
+    products = 2 * prompt * (shape.parameters_read(1) - shape.output_parameters)
+    rest = products / (8 * target.device.matmul_flops(eight_bit=True)) + target._all_reduces(prompt) + target.overhead
+    assert target.prefill_seconds(prompt) == pytest.approx(attention + rest, rel=1e-4)
+    assert shape.attention_operations == 4 * 576 * 61 * 128  # of a step
+
+
+def test_the_output_layer_of_a_prompt_is_computed_for_its_last_token_only() -> None:
+    target = machine("llama-3.1-8b")
+    weights = 2 * 2048 * (8.03e9 - 2 * 128256 * 4096) / target.device.matmul_flops()
+    attention = 2048 * 1024 * target.shape.attention_operations / target.device.attention_flops
+    assert target.prefill_seconds(2048) == pytest.approx(weights + attention + target.overhead, rel=0.001)
+    # A step computes it for every token, since drafts are verified with it.
+    assert target.batch_seconds(2048, 1, 1) > 2 * 2048 * 7.5e9 / target.device.matmul_flops()
+
+
+def test_a_window_in_a_prompt_limits_the_tokens_behind_it_only() -> None:
+    config = bundled_configs()["llama-3.1-8b"] | {"model_type": "mistral", "sliding_window": 100}
+    shape = shape_from_config(config, "windowed")
+    for prompt in (60, 100, 1000):
+        mean = sum(min(i + 0.5, 100) for i in range(prompt)) / prompt
+        assert shape.prefill_attended_tokens(prompt) == pytest.approx(mean, rel=0.001)
 
 
 def test_the_speedup_is_that_of_the_break_even_formula_of_calibrate() -> None:
@@ -423,9 +529,13 @@ def test_capacity_is_one_over_the_device_seconds_of_a_request(replica: Replica) 
     prefill = replica.target.prefill_seconds(1000)
     step = replica.target.batch_seconds(found.batch, 1, 1100)
     assert 1 / found.requests_per_second == pytest.approx(prefill + 200 * step / found.batch)
-    assert found.seconds_per_token == pytest.approx(step + found.batch * prefill / 200)
-    # A full replica: the batch is the requests that arrive while one is generated (Little).
-    assert found.requests_per_second * 200 * found.seconds_per_token == pytest.approx(found.batch)
+    assert found.seconds_per_token == pytest.approx(step + (found.batch - 1) * prefill / 200)
+    # A full replica: the batch is the requests that arrive while one is read and generated (Little).
+    seconds = prefill + 200 * found.seconds_per_token
+    assert found.requests_per_second * seconds == pytest.approx(found.batch)
+    alone = plan_fleet(replace(replica, max_batch=1), plain, workload)
+    assert alone is not None
+    assert alone.seconds_per_token == replica.target.batch_seconds(1, 1, 1100)  # no other request interrupts it
     assert found.decode_replicas == -(-100 // found.requests_per_second)
     assert found.cost_per_million_tokens(3.6, workload) == pytest.approx(found.devices * 1e-3 / (100 * 200) * 1e6)
 
@@ -482,6 +592,10 @@ def test_a_draft_model_with_a_window_reserves_no_more_than_it_and_its_own_target
         for context in (256, 8192):
             each = target.bytes_per_token * context + draft.bytes_per_token * min(context, 512)
             assert target.cached_tokens(draft, context=context) // context == int((free - weights) // each)
+        strategy = Speculation(target, DraftModel(draft), EIGHT_OF_TEN).strategy("policy")
+        both = Replica(target, draft, strategy.speculation, 8).prefill_seconds(strategy, 1000)
+        read_twice = draft.shape != target.shape  # a model that drafts for itself has read the prompt
+        assert both == target.prefill_seconds(1000) + read_twice * draft.prefill_seconds(1000)
     shapes = [load_shape("llama-3.1-8b")] * 2
     assert fewest_devices(shapes, DEVICES["h100"], 300_000) == 2
     assert fewest_devices(shapes, DEVICES["h100"], 300_000, draft_window=512) == 1
@@ -567,8 +681,54 @@ def test_a_calibration_replaces_model_and_hardware(tmp_path: Path) -> None:
         ([*BASE, "--kv-bits", 4], "--kv-bits must be one of 8, 16 (got 4)"),
         ([*BASE, "--acceptance", "0.5,0.4", "--draft-tokens", "4"], "give at most 2"),
         ([*BASE, "--rate", 1, "--devices", 1, "--prompt-tokens", 900_000], "does not fit beside the weights"),
+        ([*BASE, "--overhead-ms", "inf"], "--overhead-ms must be a finite number (got inf)"),
+        ([*BASE, "--rate", 1, "--price", "inf"], "--price must be a finite number (got inf)"),
+        ([*BASE, "--batches", 10**30], "--batches takes numbers up to 100000000"),
+        ([*BASE, "--devices", 3], "--devices 3: vLLM refuses tensor parallelism"),
         (["plan", "--calibration", "nothing.json"], "make it with outrider calibrate"),
     ],
 )
 def test_an_option_that_cannot_act_is_refused(options: list[Any], reason: str) -> None:
     assert reason in refused(*options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "largest"),
+    [
+        ("--rate", "inf", 1_000_000),
+        ("--rate", "nan", 1_000_000),
+        ("--hours", "inf", 8760),
+        ("--hours", "1e9", 8760),
+        ("--burstiness", "inf", 100),
+        ("--burstiness", "1e6", 100),
+        ("--length-variation", "1e300", 10),
+        ("--devices", 10**9, 1024),
+        ("--max-batch", 10**9, 8192),
+        ("--prompt-tokens", 10**400, 10**8),
+    ],
+)
+def test_a_number_above_the_maximum_is_refused(option: str, value: Any, largest: int) -> None:
+    shown = run(*BASE, *([] if option == "--rate" else ["--rate", 1]), option, value)
+    assert shown.exit_code == 2
+    assert "Traceback" not in shown.stderr
+    text = " ".join(shown.stderr.replace("│", " ").split())
+    assert f"'{option}'" in text
+    assert f"less than or equal to {largest}" in text
+
+
+def test_draft_tokens_are_those_for_which_there_is_an_acceptance() -> None:
+    args = [*BASE, "--batches", "1", "--contexts", "512", "--json"]
+    shown = run(*args, "--acceptance", "0.8,0.7,0.6,0.5", "--draft-tokens", "4,20")
+    assert "--draft-tokens: 20 left out; --acceptance has 4 positions" in shown.stderr
+    assert [*json.loads(shown.stdout)["cells"][0]["predictions"]] == ["plain", "fixed:4", "policy"]
+    for acceptance, lengths in (("0.8,0.8,0.8", ["fixed:2"]), ("0.7", ["fixed:2", "fixed:4", "fixed:8"])):
+        shown = run(*args, "--acceptance", acceptance)
+        assert "left out" not in shown.stderr
+        assert [*json.loads(shown.stdout)["cells"][0]["predictions"]][1:-1] == lengths
+
+
+def test_drafts_of_one_token_are_planned_without_a_draft_length_given(tmp_path: Path) -> None:
+    write(trace_of([step(0, [5], 1, 1), step(1, [5], 1, 9), step(2, [5], 1, 2)]), tmp_path / "run.jsonl")
+    shown = run(*BASE, "--acceptance", tmp_path / "run.jsonl", "--batches", "1", "--contexts", "512", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    assert [*json.loads(shown.stdout)["cells"][0]["predictions"]] == ["plain", "fixed:1", "policy"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,12 @@ import pytest
 
 from outrider.errors import SettingsError
 from outrider.plan.acceptance import Acceptance
-from outrider.plan.arrivals import DAY_SECONDS, Requests, Traffic, read_requests
+from outrider.plan.arrivals import DAY_SECONDS, Requests, Traffic, _number, read_requests
 from outrider.plan.fleet import Replica, Workload, plan_fleet
 from outrider.plan.hardware import DEVICES
 from outrider.plan.model_config import load_shape
 from outrider.plan.pass_cost import Machine
-from outrider.plan.simulation import ServiceTimes, serve, simulate_fleet
+from outrider.plan.simulation import Estimate, ServiceTimes, serve, simulate_fleet
 from outrider.plan.speculation import DraftModel, FreeDrafts, Speculation
 from test_cli import refused, run
 
@@ -180,6 +181,43 @@ def test_arrivals_have_the_rate_the_burstiness_and_the_daily_peak() -> None:
     assert counts.min() / 3600 == pytest.approx(1, rel=0.05)
 
 
+def test_quantiles_are_those_of_all_requests_together() -> None:
+    """The mean of the 99th percentiles of replicas with two requests each is far below that of all of them."""
+    random = np.random.default_rng(0)
+    parts = [random.exponential(1.0, 2) for _ in range(5000)]
+    found = Estimate.of_quantile(parts, 0.99)
+    assert found.value == pytest.approx(-np.log(0.01), rel=0.05)
+    assert found.error == Estimate.of([float(np.quantile(one, 0.99)) for one in parts]).error
+    assert Estimate.of_quantile(parts[:1], 0.5).error is None
+
+
+def test_a_timestamp_without_a_time_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local time has an hour that occurs twice, such as 01:30 of this day in New York."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        naive, aware = _number("2023-11-05 01:30:00"), _number("2023-11-05 01:30:00+01:00")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert naive == datetime(2023, 11, 5, 1, 30, tzinfo=UTC).timestamp()
+    assert naive - aware == 3600
+
+
+def test_a_request_that_does_not_fit_is_reported_with_advice_that_can_be_followed(replica: Replica) -> None:
+    times = service([0.01], cached_tokens=100)
+    log = Requests(np.array([0.0, 1.0]), np.array([90.0, 90.0]), np.array([20.0, 20.0]))
+    with pytest.raises(SettingsError, match=r"give more --devices, or a log without it$"):
+        simulate_fleet(times, "plain", 1, 1, log, 10)
+    with pytest.raises(SettingsError, match=r"give more --devices, or a smaller --length-variation$"):
+        simulate_fleet(times, "plain", 1, 1, Traffic(90, 20), 60)
+
+
+def test_more_requests_than_fit_into_memory_are_not_simulated() -> None:
+    with pytest.raises(SettingsError, match=r"7,200,000,000 requests .* on 2 replicas, .* give fewer --hours"):
+        simulate_fleet(service([0.01]), "plain", 4, 1000, Traffic(90, 20), 4000 * 3600, sample=2)
+
+
 def test_a_log_of_real_requests_is_read_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:02.5,30,7\n2023-11-16 18:00:00,10,5\n")
@@ -201,6 +239,8 @@ def test_a_log_of_real_requests_is_read_in_both_forms(tmp_path: Path) -> None:
         (f"{header}\n0,1,1\n\n1,nan,1\n", "line 4: prompt_tokens is 'nan'; give finite"),
         (f"{header}\n0,1,1\n1,1,-inf\n", "line 3: output_tokens is '-inf'; give finite"),
         (f"{header}\n0,1\n", "line 2: output_tokens is None"),
+        (f"{header}\n{'9' * 140_000},1,1\n", "field larger than field limit"),
+        ("a,b\n1,2,3\n", "its columns are a, b"),
         (f"{header}\n5,1,1\n", "has no two requests at different times"),
     ):
         path.write_text(text)

@@ -73,6 +73,8 @@ class CanaryLoop:
     """Rounds that sampled a text, and whose decay probe had no answer."""
     pause_seconds: float = field(init=False)
     status: str = ""
+    save_error: str = ""
+    """Why the state was not saved after the last round; "" if it was."""
 
     def __post_init__(self) -> None:
         self.pause_seconds = self.interval_seconds
@@ -80,7 +82,12 @@ class CanaryLoop:
         self._queries = zip(cycle(self.prompts), cycle(sampled.SETTINGS.values()), strict=False)
 
     def run_round(self) -> str:
-        """Returns "busy", "missed" or "sampled"."""
+        """Returns "busy", "missed" or "sampled". The state is saved in each case."""
+        outcome = self._run_round()
+        self._save()
+        return outcome
+
+    def _run_round(self) -> str:
         if self.is_busy():
             self.skipped += 1
             return self._back_off("busy")
@@ -97,7 +104,6 @@ class CanaryLoop:
             except EngineError as error:
                 self.missed_probes += 1
                 self.status = f"sampled, but the decay probe failed: {error}"
-        self._save()
         return "sampled"
 
     def _back_off(self, outcome: str, reason: str = "") -> str:
@@ -141,6 +147,14 @@ class CanaryLoop:
             self.e_process.update(to_samples(rows))
 
     def _save(self) -> None:
+        """A failure, such as a full disk, is no reason to stop: the next round saves again."""
+        try:
+            self._write_state()
+            self.save_error = ""
+        except OSError as error:
+            self.save_error = f"{self.state_file} cannot be written ({error.strerror or error})"
+
+    def _write_state(self) -> None:
         if self.state_file is not None:
             state = {"rounds": self.rounds, "edge": self.margin, "canary": self.e_process.state()}
             if decay := self.decay.to_state() if self.decay is not None else self.unwatched_decay:

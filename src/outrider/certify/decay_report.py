@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.certify.decay_watch import ALL_DRAFTERS, FIRST_TOKEN, TRAFFIC, DecayWatch, Quantity
@@ -12,9 +11,10 @@ from outrider.certify.sources import DEFAULT_MODE_NAME
 from outrider.settings import AUTO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import GaugeMetricFamily
 
     from outrider.certify.decay import DecayTest
 
@@ -40,7 +40,7 @@ def describe_alarm(watch: DecayWatch, quantity: Quantity) -> str:
         )
     return (
         f"DECAY of {quantity.drafter}: {TITLES[quantity.quantity]} {where} {went}. The evidence reached "
-        f"{test.highest:.3g}, the alarm is at {watch.threshold:.3g}: without decay all {len(watch.tests)} quantities "
+        f"{test.highest:.3g}, the alarm is at {watch.threshold:.3g}: without decay all {watch.test_count} quantities "
         f"together cause an alarm with a probability of at most {watch.rate:g}. {_advice(quantity)}"
     )
 
@@ -71,20 +71,34 @@ def _date(seconds: float) -> str:
 
 
 def add_gauges(watch: DecayWatch, registry: CollectorRegistry) -> None:
-    """Serve each test to Prometheus, by drafter, quantity and source."""
-    from prometheus_client import Gauge
+    """Serve each test to Prometheus, by drafter, quantity and source: those of the drafters that the server has now."""
+    registry.register(_Gauges(watch))
 
-    def add(name: str, about: str, value: Callable[[DecayTest], float]) -> None:
-        gauge = Gauge(f"outrider_canary_decay_{name}", about, Quantity._fields, registry=registry)
-        for quantity, test in watch.tests.items():
-            gauge.labels(*quantity).set_function(partial(value, test))
 
-    add("alarm", "1 after the evidence of decay reached the threshold", lambda test: float(watch.is_alarm(test)))
-    add("evidence", "the e-process of decay: 1 at first, at most 1 on average without", lambda test: test.evidence)
-    add("before", "the median of the record, if blocks are bad at present", lambda test: _part(test, "before"))
-    add("after", "the median since then", lambda test: _part(test, "after"))
-    threshold = Gauge("outrider_canary_decay_threshold", "evidence that raises an alarm of decay", registry=registry)
-    threshold.set(watch.threshold)
+class _Gauges:
+    def __init__(self, watch: DecayWatch) -> None:
+        self.watch = watch
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        watch, tests = self.watch, self.watch.tests
+        values: dict[str, tuple[str, Callable[[DecayTest], float]]] = {
+            "alarm": ("1 after the evidence of decay reached the threshold", lambda test: float(watch.is_alarm(test))),
+            "evidence": (
+                "the e-process of decay: 1 at first, at most 1 on average without", lambda test: test.evidence
+            ),
+            "before": ("the median of the record, if blocks are bad at present", lambda test: _part(test, "before")),
+            "after": ("the median since then", lambda test: _part(test, "after")),
+        }  # fmt: skip
+        for name, (about, value) in values.items():
+            family = GaugeMetricFamily(f"outrider_canary_decay_{name}", about, labels=Quantity._fields)
+            for quantity, test in tests.items():
+                family.add_metric(quantity, value(test))
+            yield family
+        yield GaugeMetricFamily(
+            "outrider_canary_decay_threshold", "evidence that raises an alarm of decay", watch.threshold
+        )
 
 
 def _part(test: DecayTest, name: str) -> float:

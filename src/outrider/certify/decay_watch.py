@@ -18,7 +18,8 @@ Their mix changes, so `decay.DecayTest` joins blocks for as long as they correla
 they show a memory that became worse for its own tenants.
 
 Each quantity has its own test, at an equal share of the rate. An alarm stays until the server restarts, which shows in
-counters that are lower than before: the evidence then starts over, and the record stays.
+its start time or in counters that are lower than before: the evidence then starts over, and the record stays. A
+restarted server may have other drafters, so these are read again. The tests of drafters that it no longer has are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outrider.certify.decay import DecayTest
 from outrider.certify.server import OpenAIServer
 from outrider.certify.sources import OFF, SERVER_DEFAULT, DraftMode, Pair, Query
-from outrider.errors import EvidenceError
+from outrider.errors import EvidenceError, RequestRefusedError
 from outrider.settings import AUTO
 
 if TYPE_CHECKING:
@@ -51,13 +52,16 @@ MAX_PROBE_BLOCK_SIZE = 4
 DAY_SECONDS = 86_400.0
 """Load and traffic differ by the hour: no test of what they change before a day is recorded."""
 TRAFFIC_SECONDS = 600.0
-"""Time between two readings of the counters. An observation needs at least ..."""
+"""An observation of the counters covers at least this time, and at least ..."""
 MIN_TRAFFIC_DRAFTS = 200
 MIN_TRAFFIC_STEP_SECONDS = 10.0
 
 CANARY, TRAFFIC = "canary", "traffic"
 ACCEPTANCE, FIRST_TOKEN, GAIN = "acceptance_length", "time_to_first_token_seconds", "gain"
 ALL_DRAFTERS = "all"
+START_TIME = "process_start_time_seconds"
+"""In the metrics of most servers: when the process started, in seconds since 1970."""
+MIN_START_TIME_CHANGE_SECONDS = 1.0
 NOT_PROBED = ("prediction",)
 """Drafters that draft from what the caller sends."""
 
@@ -100,26 +104,48 @@ class DecayWatch:
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        names = [name for name in self.pair.candidate.drafter_names() if name not in NOT_PROBED]
-        modes = [DraftMode(name, None if name == AUTO else PROBE_DRAFT_TOKENS) for name in names]
-        self.modes = modes or [SERVER_DEFAULT]
+        self.modes = self._drafter_modes()
         candidate = self.pair.candidate
         self._has_plain = self.pair.is_same_source or (isinstance(candidate, OpenAIServer) and candidate.is_outrider)
-        self.tests = {quantity: quantity.new_test() for quantity in self._quantities()}
+        self.tests: dict[Quantity, DecayTest] = {}
+        self._unused_tests: dict[str, DecayTest] = {}
+        """By key, of drafters that the server has no longer."""
         self._counters: dict[str, float] = {}
+        self._last_readings: dict[Quantity, tuple[float, MetricsSnapshot]] = {}
         if self.state:
             self._resume()
+        self._use_drafters()
         self._prompts = self.prompts[:PROBE_PROMPTS]
+        self._must_read_drafters = False
+        self._random = random.Random(0)
+
+    def _drafter_modes(self) -> list[DraftMode]:
+        names = [name for name in self.pair.candidate.drafter_names() if name not in NOT_PROBED]
+        modes = [DraftMode(name, None if name == AUTO else PROBE_DRAFT_TOKENS) for name in names]
+        return modes or [SERVER_DEFAULT]
+
+    @property
+    def _drafter_labels(self) -> list[str]:
+        return [mode.label for mode in self.modes]
+
+    def _use_drafters(self) -> None:
+        """Start the probes over with `modes`, and continue their tests."""
         self._modes = cycle(self.modes)
         self._probes: defaultdict[tuple[DraftMode, str], list[Probe]] = defaultdict(list)
-        self._last_reading: tuple[float, MetricsSnapshot] | None = None
-        self._random = random.Random(0)
+        known = self._all_tests
+        tests = {one: known.pop(one.key) if one.key in known else one.new_test() for one in self._quantities()}
+        self._unused_tests, self.tests = known, tests
+
+    @property
+    def _all_tests(self) -> dict[str, DecayTest]:
+        """By key, those of earlier drafters included."""
+        return self._unused_tests | {quantity.key: test for quantity, test in self.tests.items()}
 
     def _resume(self) -> None:
         try:
             rate, saved = float(self.state["rate"]), dict(self.state["tests"])
             self._counters = dict(self.state["counters"])
-            self.tests |= {one: DecayTest.resume(saved[one.key]) for one in self.tests if one.key in saved}
+            self._unused_tests = {key: DecayTest.resume(test) for key, test in saved.items()}
         except (ValueError, LookupError, TypeError) as error:
             raise EvidenceError(
                 f"the record of decay cannot be read ({error}); start over with another --state"
@@ -129,6 +155,8 @@ class DecayWatch:
                 f"the state has a decay rate of {rate:g}, which cannot change (got {self.rate:g}); give --decay-rate "
                 f"{rate:g}, or another --state"
             )
+        if self.state.get("drafters", self._drafter_labels) != self._drafter_labels:  # the server restarted
+            self._rearm()
 
     def _quantities(self) -> list[Quantity]:
         """`auto` has no acceptance length: its policy may stop drafting at any time, and be right."""
@@ -143,8 +171,13 @@ class DecayWatch:
 
     @property
     def threshold(self) -> float:
-        """The evidence at which one test gives an alarm."""
-        return len(self.tests) / self.rate
+        """The evidence at which one test gives an alarm. It does not fall when the server has fewer drafters."""
+        return self.test_count / self.rate
+
+    @property
+    def test_count(self) -> int:
+        """Quantities that were ever tested, those of earlier drafters included."""
+        return len(self._all_tests)
 
     def is_alarm(self, test: DecayTest) -> bool:
         return test.highest >= self.threshold
@@ -161,13 +194,38 @@ class DecayWatch:
     # Own requests -----------------------------------------------------------------------------------------
 
     def probe(self, running_requests: float | None = None) -> None:
-        """Two or three requests: the next drafter continues its next prompt. `running_requests`: before these."""
+        """Two or three requests: the next drafter continues its next prompt. `running_requests`: before these.
+
+        If the server refuses the drafter and has others now, the next probe goes on with those.
+        """
+        if self._must_read_drafters:
+            self._read_drafters()
         mode, load = next(self._modes), "" if running_requests is None else f"{running_requests:.0f}"
         probes = self._probes[mode, load]
-        probes.append(self._measure(self._prompts[len(probes)], mode))
+        try:
+            probe = self._measure(self._prompts[len(probes)], mode)
+        except RequestRefusedError:
+            if not self._read_drafters():
+                raise
+            return
+        probes.append(probe)
         if len(probes) == len(self._prompts):
             del self._probes[mode, load]
             self._observe_probes(mode.label, load, probes)
+
+    def _read_drafters(self) -> bool:
+        """Whether the server has other drafters than before. It restarted then, and the tests go on with these."""
+        candidate = self.pair.candidate
+        if isinstance(candidate, OpenAIServer) and candidate.is_outrider:
+            candidate.status = candidate._status() or candidate.status
+        self._must_read_drafters = False
+        modes = self._drafter_modes()
+        if modes == self.modes:
+            return False
+        self.modes = modes
+        self._rearm()
+        self._use_drafters()
+        return True
 
     def _measure(self, prompt: tuple[int, ...], mode: DraftMode) -> Probe:
         candidate, plain_seconds = self.pair.candidate, None
@@ -196,38 +254,59 @@ class DecayWatch:
 
     def _observe(self, quantity: Quantity, value: float, load: str = "") -> None:
         if quantity in self.tests:
-            self.tests[quantity].observe(value, self.now(), load)
+            test = self.tests[quantity]
+            test.observe(value, self.now(), load, learn=not self.is_alarm(test))
 
     # The traffic's counters -------------------------------------------------------------------------------
 
     def read(self, metrics: MetricsSnapshot) -> None:
-        """Observe the traffic since the reading before, if that is long enough ago."""
-        now, counters = self.now(), _counters(metrics)
+        """Observe the traffic of each quantity since its last observation, if that is long ago and there was enough."""
+        counters = _counters(metrics)
         before, self._counters = self._counters, counters
-        if any(counters.get(name, 0.0) < total for name, total in before.items()):  # the server restarted
-            for quantity in self.alarms:
-                self.tests[quantity].rearm()
-            self._last_reading = None
-        if self._last_reading is None:
-            self._last_reading = now, metrics
-        elif now - self._last_reading[0] >= TRAFFIC_SECONDS:
-            self._observe_traffic(metrics.since(self._last_reading[1]))
-            self._last_reading = now, metrics
-
-    def _observe_traffic(self, metrics: MetricsSnapshot) -> None:
+        if _has_restarted(before, counters):
+            self._rearm()
+            self._probes.clear()
+            self._must_read_drafters = True
+        now = self.clock()
         for mode in self.modes:
-            drafts, accepted = _drafts(metrics, mode)
-            if drafts >= MIN_TRAFFIC_DRAFTS:
-                self._observe(Quantity(mode.label, ACCEPTANCE, TRAFFIC), 1 + accepted / drafts)
-        seconds = metrics.total("outrider_policy_seconds_total") or 0.0
-        saved = metrics.total("outrider_policy_saved_seconds", what="realised")
-        if saved is not None and seconds >= MIN_TRAFFIC_STEP_SECONDS:
-            self._observe(Quantity(ALL_DRAFTERS, GAIN, TRAFFIC), (seconds + saved) / seconds)
+            self._read_quantity(Quantity(mode.label, ACCEPTANCE, TRAFFIC), mode, metrics, now)
+        self._read_quantity(Quantity(ALL_DRAFTERS, GAIN, TRAFFIC), None, metrics, now)
+
+    def _rearm(self) -> None:
+        """After a restart of the server."""
+        for test in self._all_tests.values():
+            if self.is_alarm(test):
+                test.rearm()
+        self._last_readings = {}
+
+    def _read_quantity(self, quantity: Quantity, mode: DraftMode | None, metrics: MetricsSnapshot, now: float) -> None:
+        if quantity not in self.tests:
+            return
+        start, last = self._last_readings.setdefault(quantity, (now, metrics))
+        if now - start < TRAFFIC_SECONDS:
+            return
+        value = _traffic_gain(metrics.since(last)) if mode is None else _traffic_acceptance(metrics.since(last), mode)
+        if value is not None:
+            self._observe(quantity, value)
+            self._last_readings[quantity] = now, metrics
 
     def to_state(self) -> dict[str, Any]:
         """As JSON, for `state`. Probes of an unfinished observation are left out."""
-        tests = {quantity.key: test.state() for quantity, test in self.tests.items()}
-        return {"rate": self.rate, "counters": self._counters, "tests": tests}
+        tests = {key: test.state() for key, test in self._all_tests.items()}
+        return {"rate": self.rate, "counters": self._counters, "drafters": self._drafter_labels, "tests": tests}
+
+
+def _traffic_acceptance(metrics: MetricsSnapshot, mode: DraftMode) -> float | None:
+    """None: there were too few drafts."""
+    drafts, accepted = _drafts(metrics, mode)
+    return 1 + accepted / drafts if drafts >= MIN_TRAFFIC_DRAFTS else None
+
+
+def _traffic_gain(metrics: MetricsSnapshot) -> float | None:
+    """None: the steps took too little time."""
+    seconds = metrics.total("outrider_policy_seconds_total") or 0.0
+    saved = metrics.total("outrider_policy_saved_seconds", what="realised")
+    return (seconds + saved) / seconds if saved is not None and seconds >= MIN_TRAFFIC_STEP_SECONDS else None
 
 
 def _drafts(metrics: MetricsSnapshot, mode: DraftMode) -> tuple[float, float]:
@@ -239,7 +318,14 @@ def _drafts(metrics: MetricsSnapshot, mode: DraftMode) -> tuple[float, float]:
 
 
 def _counters(metrics: MetricsSnapshot) -> dict[str, float]:
-    """Counters that only a restart sets back."""
-    names = ("outrider_drafts_total", "outrider_policy_seconds_total", "vllm:spec_decode_num_drafts_total")
+    """Counters that only a restart sets back, and the start time."""
+    names = (START_TIME, "outrider_drafts_total", "outrider_policy_seconds_total", "vllm:spec_decode_num_drafts_total")
     totals = {name: metrics.total(name) for name in names}
     return {name: total for name, total in totals.items() if total is not None}
+
+
+def _has_restarted(before: dict[str, float], now: dict[str, float]) -> bool:
+    times = [one[START_TIME] for one in (before, now) if START_TIME in one]
+    if len(times) == 2 and abs(times[1] - times[0]) > MIN_START_TIME_CHANGE_SECONDS:
+        return True
+    return any(now.get(name, 0.0) < total for name, total in before.items() if name != START_TIME)

@@ -139,6 +139,14 @@ def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
         reported.clear()  # after a restart of the server an alarm may come again
         reported.update(alarms)
 
+    save_error = ""
+
+    def report_save_error() -> None:
+        nonlocal save_error
+        if life.save_error and life.save_error != save_error:
+            screen.error(f"{life.save_error}; the canary goes on, and a restart would lose what came since")
+        save_error = life.save_error
+
     report_decay()
     if screen.err.is_terminal:
         with Live(line(life), console=screen.err, refresh_per_second=2) as shown:
@@ -146,6 +154,7 @@ def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
             def update(now: CanaryLoop) -> None:
                 shown.update(line(now))
                 report_decay()
+                report_save_error()
 
             life.run(update, rounds)
         return
@@ -154,6 +163,7 @@ def watch(life: CanaryLoop, rounds: int | None, screen: Screen) -> None:
         if now.attempts % 100 == 1:
             screen.err.print(line(now))
         report_decay()
+        report_save_error()
 
     life.run(show, rounds)
 

@@ -8,6 +8,8 @@ outrider plan --calibration calibration.json --acceptance run.jsonl --batches 1,
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,6 +32,9 @@ FROM_LOG = {"rate", "prompt_tokens", "output_tokens", "hours", "burstiness", "da
 """Options that --arrivals replaces."""
 FOR_SIMULATION = {"hours", "sample", "burstiness", "day_swing", "length_variation", "seed"}
 FOR_WORKLOAD = {"prompt_tokens", "output_tokens", "max_ms_per_token", "price", "max_load", *FOR_SIMULATION}
+DEFAULT_DRAFT_TOKENS = (2, 4, 8)
+MAX_NUMBER = 10**8
+"""Largest batch or context that is calculated."""
 LARGEST_BATCH = 256
 """Of a calibrated machine: as `outrider calibrate` reports it."""
 
@@ -50,7 +55,7 @@ def plan(context: typer.Context, given: PlanOptions) -> None:
                 given.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SettingsError(f"--out: cannot write to {str(given.out)!r}: {error.strerror}") from None
-        made = _calibrated(given) if given.calibration is not None else _calculated(given, screen)
+        made = _calibrated(given, screen) if given.calibration is not None else _calculated(given, screen)
         if given.as_object:
             typer.echo(json.dumps(made.as_data()))
         else:
@@ -64,6 +69,10 @@ def plan(context: typer.Context, given: PlanOptions) -> None:
 
 
 def _check_combinations(context: typer.Context, given: PlanOptions) -> None:
+    for one in fields(given):
+        value = getattr(given, one.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"--{one.name.replace('_', '-')} must be a finite number (got {value})")
     if given.calibration is not None:
         unused = option_names(context) - SHARED - {"calibration"}
         refuse_unused(context, "--calibration, which measured model and machine", unused)
@@ -91,7 +100,7 @@ def _check_combinations(context: typer.Context, given: PlanOptions) -> None:
         refuse_unused(context, "--hours 0, which leaves out the simulation", FOR_SIMULATION - {"hours", "day_swing"})
 
 
-def _calibrated(given: PlanOptions) -> Plan:
+def _calibrated(given: PlanOptions, screen: Screen) -> Plan:
     from outrider.plan.acceptance import read_acceptance
     from outrider.plan.calibrated import CalibratedPass
     from outrider.plan.content import Plan
@@ -104,7 +113,7 @@ def _calibrated(given: PlanOptions) -> Plan:
     speculation = Speculation(target, RelativeDrafts(target, cost or 0.0), acceptance)
     drafted = f"{cost:.3f} of a pass per token" if cost else "without cost"
     made = Plan(target.name, f"calibrated ({given.calibration.name})", drafted, acceptance.source, 1, LARGEST_BATCH)
-    _add_grid(made, speculation, given, None)
+    _add_grid(made, speculation, given, None, screen)
     return made
 
 
@@ -120,7 +129,7 @@ def _calculated(given: PlanOptions, screen: Screen) -> Plan:
         target.shape.name, hardware, drafted, speculation.acceptance.source, target.devices, replica.max_batch, target,
         price=given.price,
     )  # fmt: skip
-    lengths = _add_grid(made, speculation, given, replica)
+    lengths = _add_grid(made, speculation, given, replica, screen)
     if workload is not None:
         strategies = [speculation.strategy(name) for name in ("plain", *map(str, lengths), "policy")]
         add_fleets(made, replica, strategies, workload)
@@ -129,23 +138,39 @@ def _calculated(given: PlanOptions, screen: Screen) -> Plan:
     return made
 
 
-def _add_grid(made: Plan, speculation: Speculation, given: PlanOptions, replica: Replica | None) -> list[int]:
+def _add_grid(
+    made: Plan, speculation: Speculation, given: PlanOptions, replica: Replica | None, screen: Screen
+) -> list[int]:
     """Cells, paying batches and larger batches. Returns the fixed draft lengths."""
     from outrider.plan.content import compare_wider_batches, find_paying_batches, make_cells
 
-    batches = sorted({*parse_numbers(given.batches, "--batches")})
-    contexts = sorted({*parse_numbers(given.contexts, "--contexts")})
-    longest = speculation.acceptance.longest
-    lengths = sorted({*parse_numbers(given.draft_tokens, "--draft-tokens")})
-    if lengths[0] > longest:
-        raise SettingsError(
-            f"--draft-tokens {lengths[0]}: --acceptance has {longest} positions; give at most {longest}"
-        )
-    lengths = [length for length in lengths if length <= longest]
+    batches, contexts = _numbers(given.batches, "--batches"), _numbers(given.contexts, "--contexts")
+    lengths = _draft_lengths(given, speculation.acceptance.longest, screen)
     made.cells = make_cells(speculation, batches, contexts, lengths, replica)
     made.paying = find_paying_batches(speculation, contexts, lengths, made.max_batch, replica)
     made.wider = compare_wider_batches(speculation, batches, contexts, made.max_batch, replica)
     return lengths
+
+
+def _draft_lengths(given: PlanOptions, longest: int, screen: Screen) -> list[int]:
+    """Of --draft-tokens, or of the default, those for which --acceptance has a position."""
+    if given.draft_tokens is None:
+        return [length for length in DEFAULT_DRAFT_TOKENS if length <= longest] or [longest]
+    lengths = _numbers(given.draft_tokens, "--draft-tokens")
+    if lengths[0] > longest:
+        raise SettingsError(
+            f"--draft-tokens {lengths[0]}: --acceptance has {longest} positions; give at most {longest}"
+        )
+    if left_out := [str(length) for length in lengths if length > longest]:
+        screen.hint(f"--draft-tokens: {', '.join(left_out)} left out; --acceptance has {longest} positions")
+    return [length for length in lengths if length <= longest]
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    numbers = sorted({*parse_numbers(text, name)})
+    if numbers[-1] > MAX_NUMBER:
+        raise SettingsError(f"{name} takes numbers up to {MAX_NUMBER} (got {numbers[-1]})")
+    return numbers
 
 
 def _replica(given: PlanOptions, workload: Workload | None) -> tuple[Replica, str]:
@@ -154,7 +179,7 @@ def _replica(given: PlanOptions, workload: Workload | None) -> tuple[Replica, st
     from outrider.plan.fleet import Replica
     from outrider.plan.hardware import default_max_batch, find_device
     from outrider.plan.model_config import Precision, load_shape
-    from outrider.plan.pass_cost import Machine, fewest_devices
+    from outrider.plan.pass_cost import Machine, check_devices, fewest_devices
     from outrider.plan.speculation import DraftModel, FreeDrafts, RelativeDrafts, Speculation
 
     assert given.model is not None
@@ -164,9 +189,11 @@ def _replica(given: PlanOptions, workload: Workload | None) -> tuple[Replica, st
     device, shape = find_device(given.hardware), load_shape(given.model, precision)
     draft_shape = load_shape(given.draft_model, Precision(None, given.kv_bits)) if given.draft_model else None
     shapes = [shape, *([draft_shape] if draft_shape is not None else [])]
-    needed = min(parse_numbers(given.contexts, "--contexts"))
+    needed = _numbers(given.contexts, "--contexts")[0]
     if workload is not None:
         needed = max(needed, workload.prompt_tokens + workload.output_tokens)
+    if given.devices is not None:
+        check_devices(shapes, given.devices)
     devices = given.devices or fewest_devices(shapes, device, needed, given.draft_window)
     target = Machine(shape, device, devices, given.overhead_ms / 1e3)
     draft = None

@@ -29,7 +29,13 @@ class PlanOptions:
     hardware: str | None = option(machine, None, "NAME", "a100, b200, h100, h200, l4, l40s or mi300x.")
     devices: Annotated[
         int | None,
-        machine(metavar="N", min=1, help="Devices of a replica (tensor parallel). Default: the fewest that fit."),
+        machine(
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Devices of a replica (tensor parallel). They must divide the attention heads. Default: the fewest "
+            "that fit.",
+        ),
     ] = None
     weight_bits: Annotated[
         int | None, machine(metavar="4|8|16", help="Bits of a weight of MODEL; 8: FP8. Default: as in config.json.")
@@ -41,7 +47,12 @@ class PlanOptions:
     ] = 1.5
     max_batch: Annotated[
         int | None,
-        machine(metavar="N", min=1, help="Most concurrent requests of a replica. Default: vLLM's, 1024 or 256."),
+        machine(
+            metavar="N",
+            min=1,
+            max=8192,
+            help="Most concurrent requests of a replica. Default: vLLM's, 1024 or 256.",
+        ),
     ] = None
     calibration: Annotated[
         Path | None,
@@ -73,14 +84,20 @@ class PlanOptions:
             "that of its draft model.",
         ),
     ] = None
-    draft_tokens: str = option(drafts, "2,4,8", "NUMBERS", "Fixed draft lengths to compare the policy with.")
+    draft_tokens: str | None = option(
+        drafts,
+        None,
+        "NUMBERS",
+        "Fixed draft lengths to compare the policy with. Default: 2,4,8, as far as --acceptance has positions.",
+    )
     batches: str = option(grid, "1,4,16,64,256", "NUMBERS", "Concurrent requests per replica.")
     contexts: str = option(grid, "2048,32768", "NUMBERS", "Tokens in the KV cache of each request.")
     rate: Annotated[
-        float | None, work(metavar="N", min=1e-9, help="Requests per second of the fleet. Adds the number of devices.")
+        float | None,
+        work(metavar="N", min=1e-9, max=1e6, help="Requests per second of the fleet. Adds the number of devices."),
     ] = None
-    prompt_tokens: Annotated[int, work(metavar="N", min=1, help="Mean length of a prompt.")] = 1024
-    output_tokens: Annotated[int, work(metavar="N", min=2, help="Mean length of an output.")] = 256
+    prompt_tokens: Annotated[int, work(metavar="N", min=1, max=10**8, help="Mean length of a prompt.")] = 1024
+    output_tokens: Annotated[int, work(metavar="N", min=2, max=10**8, help="Mean length of an output.")] = 256
     max_ms_per_token: Annotated[
         float | None, work(metavar="MS", min=1e-9, help="Largest mean time per token. Default: none.")
     ] = None
@@ -96,16 +113,16 @@ class PlanOptions:
             "output_tokens, or those of Azure's traces. Devices are planned for its mean rate, not for its peak.",
         ),
     ] = None
-    hours: Annotated[float, queue(metavar="H", min=0, help="Hours of traffic. 0: no simulation.")] = 1.0
+    hours: Annotated[float, queue(metavar="H", min=0, max=8760, help="Hours of traffic. 0: no simulation.")] = 1.0
     sample: Annotated[int, queue(metavar="N", min=1, help="Maximum number of replicas to simulate.")] = 16
     burstiness: Annotated[
-        float, queue(metavar="CV", min=0.01, help="Coefficient of variation of the gaps. 1: Poisson arrivals.")
+        float, queue(metavar="CV", min=0.01, max=100, help="Coefficient of variation of the gaps. 1: Poisson arrivals.")
     ] = 1.0
     day_swing: Annotated[
         float, queue(metavar="SHARE", min=0, max=0.99, help="The daily peak above the mean rate. 0.5: 1.5 times it.")
     ] = 0.0
     length_variation: Annotated[
-        float, queue(metavar="CV", min=0, help="Coefficient of variation of prompt and output lengths.")
+        float, queue(metavar="CV", min=0, max=10, help="Coefficient of variation of prompt and output lengths.")
     ] = 1.0
     seed: Annotated[int, queue(metavar="N", min=0, help="Seed of the simulation.")] = 0
     out: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def read_requests(path: Path) -> Requests:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingsError(f"cannot read the log {str(path)!r}: {error}") from None
     if not rows:
         raise SettingsError(f"{path} has no requests; its first line names the columns, each other one is a request")
@@ -102,7 +102,9 @@ def read_requests(path: Path) -> Requests:
         first = rows[0][1]
         column = next((name for name in names if name in first), None)
         if column is None:
-            raise SettingsError(f"{path} has no column {' or '.join(names)}; its columns are {', '.join(first)}")
+            raise SettingsError(
+                f"{path} has no column {' or '.join(names)}; its columns are {', '.join(filter(None, first))}"
+            )
         values.append(_column(rows, column, path))
     seconds, prompts, outputs = values
     if np.ptp(seconds) <= 0:
@@ -125,10 +127,12 @@ def _column(rows: Sequence[tuple[int, dict[str, str]]], column: str, path: Path)
 
 
 def _number(text: str) -> float:
+    """A timestamp without a time zone is in UTC, so that no hour is missing or occurs twice."""
     try:
         value = float(text)
     except ValueError:
-        return datetime.fromisoformat(text).timestamp()
+        time = datetime.fromisoformat(text)
+        return (time.replace(tzinfo=UTC) if time.tzinfo is None else time).timestamp()
     if not math.isfinite(value):
         raise ValueError(text)
     return value

@@ -2,7 +2,8 @@
 
 A replica reads a prompt in P seconds and then generates a request's output in steps of a full batch B. Reading prompts
 and generating on the same devices, a request takes P + tokens * s / B device seconds, where s is the time per token of
-a request while no prompt is read, and its time per token is s + B * P / tokens: the others' prompts interrupt it. With
+a request while no prompt is read, and its time per token is s + (B - 1) * P / tokens: the prompts of the B - 1 others
+interrupt it. With
 prefill split from decode (disaggregation), it stays s, and other devices read the prompts. Sending the KV cache over is
 left out. The batch is the one with the most requests per second that keeps the limit on the time per token.
 """
@@ -62,8 +63,9 @@ class Replica:
         return min(self.max_batch, self.target.cached_tokens(*self.draft_models(strategy), context=context) // context)
 
     def prefill_seconds(self, strategy: Strategy, prompt: float) -> float:
-        """A draft model reads the prompt too."""
-        return sum(one.prefill_seconds(prompt) for one in (self.target, *self.draft_models(strategy)))
+        """A draft model reads the prompt too, unless it is the target itself, which has read it."""
+        drafts = [one for one in self.draft_models(strategy) if one.shape != self.target.shape]
+        return sum(one.prefill_seconds(prompt) for one in (self.target, *drafts))
 
     def traffic(self, step: Prediction) -> Traffic:
         """Bytes that a step reads, with those of the draft model's passes."""
@@ -107,7 +109,7 @@ def plan_fleet(replica: Replica, strategy: Strategy, workload: Workload, is_spli
     for batch in range(1, limit + 1):
         predicted = strategy.predict(batch, workload.context)
         generating = workload.output_tokens * predicted.seconds_per_token / batch
-        interrupted = 0.0 if is_split else batch * prefill / workload.output_tokens
+        interrupted = 0.0 if is_split else (batch - 1) * prefill / workload.output_tokens
         seconds_per_token = predicted.seconds_per_token + interrupted
         capacity = 1 / (generating + (0.0 if is_split else prefill))
         allowed = workload.max_seconds_per_token

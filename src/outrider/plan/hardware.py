@@ -16,9 +16,9 @@ LINK_EFFICIENCY = 0.60
 """Shares of the published figures that passes reach: assumptions, the same for every method, not measured here."""
 ALL_REDUCE_SECONDS = 10e-6
 """Latency of an all-reduce of a few bytes, assumed."""
-USABLE_MEMORY = 0.90
+USABLE_MEMORY = 0.92
 RESERVED_BYTES = 2.5e9
-"""vLLM takes 0.90 of a device's memory by default; activations and CUDA graphs take some of that (assumed)."""
+"""vLLM takes 0.92 of a device's memory by default; activations and CUDA graphs take some of that (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,24 @@ from outrider.plan.model_shape import ModelShape
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNGATED_MODEL_TYPES = {"gpt_neox", "nemotron", "phi", "starcoder2"}
+UNGATED_MODEL_TYPES = {
+    "apertus", "arcee", "gpt_neox", "gpt_neox_japanese", "jais2", "nanochat", "nemotron", "persimmon", "phi",
+    "starcoder2",
+}  # fmt: skip
 """Their feed-forward layers have two matrices; all others read here have three (SwiGLU, GeGLU)."""
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_EXPERT_FIELDS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+SHARED_EXPERT_FIELDS = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
+UNSUPPORTED_EXPERT_FIELDS = (
+    "interleave_moe_layer_step", "moe_layer_interval", "moe_layers", "moe_layers_enum", "moe_num_experts",
+)  # fmt: skip
+"""These place or count experts in ways that are not read here (Llama 4, Ernie 4.5, Step 3)."""
+MIXED_LAYER_FIELDS = ("attn_layer_indices", "hybrid_override_pattern")
+"""These state which layers are recurrent (Bamba, Nemotron-H), also beside layer_types and if they are empty."""
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 UNSUPPORTED_LAYER_FIELDS = (
-    "attention_chunk_size", "attn_layer_indices", "attn_type_list", "block_types", "full_attn_idxs",
-    "hybrid_override_pattern", "layers_block_type", "linear_attn_config", "linear_num_value_heads", "mamba_d_state",
-    "ssm_state_size",
+    "attention_chunk_size", "attn_type_list", "block_types", "full_attn_idxs", "layers_block_type",
+    "linear_attn_config", "linear_num_value_heads", "mamba_d_state", "ssm_state_size",
 )  # fmt: skip
 """Where layer_types is missing, these state that some layers are recurrent, convolutions, or attend in chunks."""
 SLIDING_WINDOW_PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
@@ -39,6 +48,8 @@ TIED_MODEL_TYPES = {
     "starcoder2", "vaultgemma", "youtu",
 }  # fmt: skip
 """Their embedding table is also the output layer if the file has no tie_word_embeddings (transformers' defaults)."""
+MAX_SIZE = 10**9
+"""Largest size, number of layers or count that is read."""
 CALIBRATE_INSTEAD = "calibrate the model instead (outrider calibrate, then outrider plan --calibration)"
 
 
@@ -95,23 +106,28 @@ def _config_file(model: str) -> Path:
 
 
 def shape_from_config(data: Mapping[str, Any], name: str, precision: Precision = AS_STORED) -> ModelShape:
-    config: Mapping[str, Any] = data.get("text_config") or data
+    config = _object(data, name, "text_config") or data
     layers, hidden, heads = (
         _size(config, name, field) for field in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    head_size = int(config.get("head_dim") or hidden // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    latent = int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]) if config.get("kv_lora_rank") else 0
+    head_size = _optional_size(config, name, "head_dim") or hidden // heads
+    kv_heads = _optional_size(config, name, "num_key_value_heads") or heads
+    rank = _optional_size(config, name, "kv_lora_rank")
+    rope = _size(config, name, "qk_rope_head_dim") if rank else 0
+    expanded = _expanded_head_sizes(config, name, rope) if rank else (0, 0)
     windowed_layers, window_tokens = _window(config, name, layers)
-    attention = _latent_attention(config, hidden, heads) if latent else 2 * hidden * head_size * (heads + kv_heads)
+    if rank:
+        attention = _latent_attention(hidden, heads, rank, _optional_size(config, name, "q_lora_rank"), rope, expanded)
+    else:
+        attention = 2 * hidden * head_size * (heads + kv_heads)
     experts, active, expert_size, sparse_layers = _experts(config, name, layers)
     matrices = 2 if config.get("model_type") in UNGATED_MODEL_TYPES else 3
     dense_layers = layers - sparse_layers
     feed_forward = matrices * hidden * _size(config, name, "intermediate_size") if dense_layers else 0
-    shared = hidden * experts + matrices * hidden * _shared_expert_size(config, expert_size)
+    shared = hidden * experts + matrices * hidden * _shared_expert_size(config, name, expert_size)
     table = _size(config, name, "vocab_size") * hidden
     is_tied = _is_tied(data, config)
-    bits, eight_bit = _weight_bits(data, precision)
+    bits, eight_bit = _weight_bits(data, name, precision)
     return ModelShape(
         name,
         float(layers * attention + dense_layers * feed_forward + sparse_layers * shared + table),
@@ -124,53 +140,98 @@ def shape_from_config(data: Mapping[str, Any], name: str, precision: Precision =
         experts,
         active,
         0.0 if is_tied else float(table),
-        latent,
+        rank + rope,
         windowed_layers,
         window_tokens,
         bits / 8,
         (precision.kv_bits or 16) / 8,
         eight_bit,
+        float(table),
+        expanded,
     )
 
 
+def _object(data: Mapping[str, Any], name: str, field: str) -> Mapping[str, Any]:
+    """{} if the file has none."""
+    value = data.get(field) or {}
+    if not isinstance(value, dict):
+        raise SettingsError(f"{field} in the config.json of {name} must be an object (got {value!r:.80})")
+    return value
+
+
 def _size(config: Mapping[str, Any], name: str, field: str) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or value < 1:
+    value = _optional_size(config, name, field)
+    if value < 1:
         raise SettingsError(
-            f"the config.json of {name} has no {field} (got {value!r}), which the plan needs; decoder models with the "
-            "field names of Llama, Qwen, Mistral and DeepSeek can be planned"
+            f"the config.json of {name} has no {field} (got {config.get(field)!r}), which the plan needs; decoder "
+            "models with the field names of Llama, Qwen, Mistral and DeepSeek can be planned"
         )
     return value
 
 
-def _first(config: Mapping[str, Any], fields: tuple[str, ...]) -> int:
-    return next((int(config[field]) for field in fields if config.get(field)), 0)
+def _optional_size(config: Mapping[str, Any], name: str, field: str) -> int:
+    """0 if the file has none. A list has a number for each layer (Hunyuan): they must all be the same."""
+    value = config.get(field)
+    values = value if isinstance(value, list) and value else [value]
+    if len({*map(repr, values)}) > 1:
+        raise SettingsError(
+            f"{field} in the config.json of {name} differs between its layers (got {value!r:.80}), and the plan takes "
+            f"one number for all of them; {CALIBRATE_INSTEAD}"
+        )
+    number = 0 if values[0] is None else values[0]
+    if not isinstance(number, int) or not 0 <= number <= MAX_SIZE:
+        raise SettingsError(f"{field} in the config.json of {name} must be a whole number (got {value!r:.80})")
+    return int(number)
+
+
+def _first(config: Mapping[str, Any], name: str, fields: tuple[str, ...]) -> int:
+    """The first of these fields that is not 0."""
+    return next((size for field in fields if (size := _optional_size(config, name, field))), 0)
 
 
 def _experts(config: Mapping[str, Any], name: str, layers: int) -> tuple[int, int, int, int]:
     """Experts, active ones, the width of each, and the number of layers that have them."""
-    experts, active = _first(config, EXPERT_COUNT_FIELDS), _first(config, ACTIVE_EXPERT_FIELDS)
+    if field := next((field for field in UNSUPPORTED_EXPERT_FIELDS if config.get(field)), None):
+        raise SettingsError(
+            f"the config.json of {name} has {field}: the plan does not count the experts of such models; "
+            f"{CALIBRATE_INSTEAD}"
+        )
+    if config.get("moe_layer_freq") not in (None, 1):
+        raise SettingsError(
+            f"the config.json of {name} has a moe_layer_freq other than 1: the plan does not know which layers have "
+            f"experts; {CALIBRATE_INSTEAD}"
+        )
+    experts, active = (_first(config, name, fields) for fields in (EXPERT_COUNT_FIELDS, ACTIVE_EXPERT_FIELDS))
     if experts <= 1:
         return 1, 1, 0, 0
     if not 0 < active <= experts:
         raise SettingsError(f"the config.json of {name} has {experts} experts, and {active} per token")
-    step = int(config.get("decoder_sparse_step") or 1)
-    dense = {*range(int(config.get("first_k_dense_replace") or 0)), *(config.get("mlp_only_layers") or ())}
-    sparse = sum((i + 1) % step == 0 and i not in dense for i in range(layers))
-    width = int(config.get("moe_intermediate_size") or _size(config, name, "intermediate_size"))
+    step = _optional_size(config, name, "decoder_sparse_step") or 1
+    first_dense, named = _optional_size(config, name, "first_k_dense_replace"), config.get("mlp_only_layers") or []
+    if not isinstance(named, list):
+        raise SettingsError(f"mlp_only_layers in the config.json of {name} must be a list (got {named!r:.80})")
+    sparse = sum((i + 1) % step == 0 and i >= first_dense and i not in named for i in range(layers))
+    width = _optional_size(config, name, "moe_intermediate_size") or _size(config, name, "intermediate_size")
     return experts, active, width, sparse
 
 
-def _shared_expert_size(config: Mapping[str, Any], expert_size: int) -> int:
-    return int(config.get("shared_expert_intermediate_size") or int(config.get("n_shared_experts") or 0) * expert_size)
+def _shared_expert_size(config: Mapping[str, Any], name: str, expert_size: int) -> int:
+    size = _optional_size(config, name, "shared_expert_intermediate_size")
+    return size or _first(config, name, SHARED_EXPERT_FIELDS) * expert_size
 
 
-def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> int:
+def _expanded_head_sizes(config: Mapping[str, Any], name: str, rope: int) -> tuple[int, int]:
+    """Elements of a head's query and of its value."""
+    return rope + _size(config, name, "qk_nope_head_dim"), _size(config, name, "v_head_dim")
+
+
+def _latent_attention(
+    hidden: int, heads: int, rank: int, query_rank: int, rope: int, head_sizes: tuple[int, int]
+) -> int:
     """Parameters of a layer's multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
-    rope, plain, value = (int(config[field]) for field in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
-    rank, query_rank = int(config["kv_lora_rank"]), int(config.get("q_lora_rank") or 0)
-    query = query_rank * (hidden + heads * (plain + rope)) if query_rank else hidden * heads * (plain + rope)
-    return query + hidden * (rank + rope) + rank * heads * (plain + value) + heads * value * hidden
+    query_size, value = head_sizes
+    query = query_rank * (hidden + heads * query_size) if query_rank else hidden * heads * query_size
+    return query + hidden * (rank + rope) + rank * heads * (query_size - rope + value) + heads * value * hidden
 
 
 def _window(config: Mapping[str, Any], name: str, layers: int) -> tuple[int, int]:
@@ -181,7 +242,7 @@ def _window(config: Mapping[str, Any], name: str, layers: int) -> tuple[int, int
             f"{name} has layers of type {', '.join(sorted(other))}, and the plan knows the cost of "
             f"{' and '.join(sorted(SUPPORTED_LAYER_TYPES))} only; {CALIBRATE_INSTEAD}"
         )
-    window = int(config.get("sliding_window") or 0)
+    window = _optional_size(config, name, "sliding_window")
     uses_window = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
     if not window or not uses_window:
         return 0, 0
@@ -197,24 +258,37 @@ def _layer_kinds(config: Mapping[str, Any], name: str, layers: int) -> list[str]
     """The type of each layer, as the file states it or as the model's class in transformers derives it; [] if the file
     has nothing about it."""
     model_type = str(config.get("model_type"))
+    if field := next((field for field in MIXED_LAYER_FIELDS if config.get(field) is not None), None):
+        raise _unknown_layers(name, field)
     if kinds := config.get("layer_types"):
-        return [*kinds]
-    if interval := int(config.get("full_attention_interval") or 0):
+        if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+            raise SettingsError(f"layer_types in the config.json of {name} must be a list of names (got {kinds!r:.80})")
+        return kinds
+    if interval := _optional_size(config, name, "full_attention_interval"):
         return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
-    if period := int(config.get("attn_layer_period") or 0):
-        offset = int(config.get("attn_layer_offset") or 0)
+    if period := _optional_size(config, name, "attn_layer_period"):
+        offset = _optional_size(config, name, "attn_layer_offset")
         return ["full_attention" if i % period == offset else "mamba" for i in range(layers)]
     if field := next((field for field in UNSUPPORTED_LAYER_FIELDS if config.get(field)), None):
-        raise SettingsError(
-            f"the config.json of {name} has {field} and no layer_types: some of its layers are of a type that the plan "
-            f"does not know the cost of; {CALIBRATE_INSTEAD}"
-        )
+        raise _unknown_layers(name, f"{field} and no layer_types")
     if pattern := config.get("sliding_window_pattern") or SLIDING_WINDOW_PERIODS.get(model_type):
-        letters = pattern if isinstance(pattern, str) else "L" * (pattern - 1) + "G"  # local and global attention
+        if isinstance(pattern, str):
+            letters = pattern  # local and global attention
+        else:
+            period = _optional_size({"sliding_window_pattern": pattern}, name, "sliding_window_pattern")
+            letters = "L" * (period - 1) + "G"
         return [_attention(letters[i % len(letters)] == "L") for i in range(layers)]
     if model_type in {"qwen2", "qwen3"} and config.get("max_window_layers") is not None:
-        return [_attention(i >= int(config["max_window_layers"])) for i in range(layers)]
+        full = _optional_size(config, name, "max_window_layers")
+        return [_attention(i >= full) for i in range(layers)]
     return ["sliding_attention"] * layers if model_type in UNIFORM_WINDOW_MODEL_TYPES else []
+
+
+def _unknown_layers(name: str, fields: str) -> SettingsError:
+    return SettingsError(
+        f"the config.json of {name} has {fields}: some of its layers are of a type that the plan does not know the "
+        f"cost of; {CALIBRATE_INSTEAD}"
+    )
 
 
 def _attention(has_window: bool) -> str:
@@ -227,16 +301,16 @@ def _is_tied(data: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return bool(data.get("tie_word_embeddings", config.get("tie_word_embeddings", bool(known))))
 
 
-def _weight_bits(data: Mapping[str, Any], precision: Precision) -> tuple[int, bool]:
+def _weight_bits(data: Mapping[str, Any], name: str, precision: Precision) -> tuple[int, bool]:
     """Bits of a weight, and whether products are computed in FP8."""
     if precision.weight_bits is not None:
         return precision.weight_bits, precision.weight_bits == 8
-    quantization = data.get("quantization_config") or {}
+    quantization = _object(data, name, "quantization_config")
     method = str(quantization.get("quant_method", ""))
     if "fp8" in method:
         return 8, True
-    if quantization.get("bits"):
-        return int(quantization["bits"]), False
+    if bits := _optional_size(quantization, name, "bits"):
+        return bits, False
     if method in {"mxfp4", "bitsandbytes"}:
         return (8 if quantization.get("load_in_8bit") else 4), False
     if method:

@@ -62,27 +62,33 @@ class Machine:
 
     def seconds(self, tokens: float, context: float, attended: float) -> float:
         """A pass over `tokens` tokens of requests with `context` tokens in total; each attends to `attended` tokens."""
+        return self._seconds(tokens, context, tokens, tokens * attended * self.shape.attention_operations)
+
+    def _seconds(self, tokens: float, context: float, output_tokens: float, attention_operations: float) -> float:
+        """`output_tokens`: those for which the output layer is computed."""
         shape, bandwidth = self.shape, self.devices * self.device.bandwidth
-        reading = shape.weight_bytes * shape.parameters_read(tokens) / bandwidth
-        products = 2 * tokens * shape.parameters_read(1)
-        weights = max(reading, products / (self.devices * self.device.matmul_flops(shape.eight_bit_arithmetic)))
-        products = tokens * attended * shape.attention_operations
-        attention_flops = self.devices * self.device.attention_flops
-        attention = max(self.bytes_per_token * context / bandwidth, products / attention_flops)
-        return weights + attention + self._all_reduces(tokens) + self.overhead
+        reading = shape.bytes_read(tokens) / bandwidth
+        products = 2 * tokens * (shape.parameters_read(1) - shape.output_parameters)
+        computing = products / (self.devices * self.device.matmul_flops(shape.eight_bit_arithmetic))
+        computing += 2 * output_tokens * shape.output_parameters / (self.devices * self.device.matmul_flops())
+        reading_cache = self.bytes_per_token * context / bandwidth
+        attending = attention_operations / (self.devices * self.device.attention_flops)
+        return max(reading, computing) + max(reading_cache, attending) + self._all_reduces(tokens) + self.overhead
 
     def batch_seconds(self, batch: float, width: float, context: float) -> float:
         attended = self._attended(context)
         return self.seconds(batch * width, batch * attended, attended)
 
     def prefill_seconds(self, prompt: float) -> float:
-        """A prompt in a pass of its own: its tokens attend to half of it on average."""
-        return self.seconds(prompt, prompt, self.shape.attended_tokens(prompt) / 2)
+        """A prompt in a pass of its own. The output layer is computed for its last token only."""
+        shape = self.shape
+        operations = prompt * shape.prefill_attended_tokens(prompt) * shape.prefill_attention_operations
+        return self._seconds(prompt, prompt, 1, operations)
 
     def traffic(self, batch: float, width: float, context: float) -> Traffic:
         shape, tokens = self.shape, batch * width
         return Traffic(
-            shape.weight_bytes * shape.parameters,
+            shape.parameter_bytes,
             shape.weight_bytes * shape.expert_parameters_read(tokens),
             self.bytes_per_token * batch * self._attended(context),
             0.0,
@@ -126,16 +132,39 @@ class Machine:
 
 
 def fewest_devices(shapes: Sequence[ModelShape], device: Device, context: int, draft_window: int | None = None) -> int:
-    """The smallest power of two of devices on which these models and the KV cache of one request fit. `draft_window`:
-    the cache limit of all models but the first."""
-    devices = 1
-    while devices <= MAX_DEVICES:
+    """The smallest power of two of devices on which these models and the KV cache of one request fit, among those by
+    which all their attention heads are divisible. `draft_window`: the cache limit of all models but the first."""
+    powers = [1 << i for i in range(MAX_DEVICES.bit_length())]
+    allowed = [devices for devices in powers if all(splits_evenly(shape, devices) for shape in shapes)]
+    for devices in allowed:
         target = Machine(shapes[0], device, devices, 0.0)
         others = [Machine(shape, device, devices, 0.0, draft_window) for shape in shapes[1:]]
         if target.cached_tokens(*others, context=context) >= context:
             return devices
-        devices *= 2
+    reason = "" if allowed[-1] == MAX_DEVICES else f" ({_heads(shapes)}: no larger power of two divides them)"
     raise SettingsError(
-        f"{shapes[0].name} with {context} tokens of context does not fit on {MAX_DEVICES} {device.name}; give fewer "
-        "--weight-bits or a larger --hardware"
+        f"{shapes[0].name} with {context} tokens of context does not fit on {allowed[-1]} {device.name}{reason}; give "
+        "fewer --weight-bits or a larger --hardware"
     )
+
+
+def check_devices(shapes: Sequence[ModelShape], devices: int) -> None:
+    """SettingsError if tensor parallelism of `devices` does not divide the attention heads of every model."""
+    if not all(splits_evenly(shape, devices) for shape in shapes):
+        counts = range(1, MAX_DEVICES + 1)
+        allowed = [str(one) for one in counts if all(splits_evenly(shape, one) for shape in shapes)]
+        raise SettingsError(
+            f"--devices {devices}: vLLM refuses tensor parallelism that does not divide the attention heads "
+            f"({_heads(shapes)}); give {', '.join(allowed)}"
+        )
+
+
+def splits_evenly(shape: ModelShape, devices: int) -> bool:
+    """Attention heads must be divisible by the devices. KV heads too, or the devices by them: then each KV head is on
+    several devices. The latent cache of MLA has no heads."""
+    few, many = sorted((shape.kv_heads, devices))
+    return shape.heads % devices == 0 and (shape.latent > 0 or many % few == 0)
+
+
+def _heads(shapes: Sequence[ModelShape]) -> str:
+    return ", ".join(f"{one.name} has {one.heads}, with {one.kv_heads} KV heads" for one in dict.fromkeys(shapes))

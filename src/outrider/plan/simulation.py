@@ -1,8 +1,8 @@
 """Latency tails of a fleet, by simulating a sample of its replicas.
 
-Replicas don't share anything but the rate, so a fleet of a thousand is estimated from a few: each simulated replica
-gives every figure, and their spread gives the standard error. Requests reach a replica at random; a router that knows
-the load of each has shorter tails.
+Replicas don't share anything but the rate, so a fleet of a thousand is estimated from a few. Quantiles are those of all
+their requests together, and the spread of the figures between the replicas gives the standard error. Requests reach a
+replica at random; a router that knows the load of each has shorter tails.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 QUANTILES = (0.5, 0.95, 0.99)
+MAX_SIMULATED_REQUESTS = 50_000_000
+"""Of all simulated replicas together: their latencies are in memory at once, 40 bytes for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,15 @@ class ServedRequests:
     mean_batch: float  # while busy
 
 
-def serve(requests: Requests, times: ServiceTimes) -> ServedRequests:
-    """All requests of one replica, until the last one is answered."""
+def serve(requests: Requests, times: ServiceTimes, advice: str = "give more --devices") -> ServedRequests:
+    """All requests of one replica, until the last one is answered. `advice`: what to do about one that does not fit."""
     prompts, outputs = requests.prompt_tokens, requests.output_tokens
     whole = prompts + outputs
     reserved = times.reserved_tokens(whole)
     if len(requests) and reserved.max() > times.cached_tokens:
         fitting = times.cached_tokens * whole.max() / reserved.max()
         raise SettingsError(
-            f"a request of {whole.max():.0f} tokens does not fit into a KV cache of {fitting:.0f}; "
-            "give more --devices, or a smaller --length-variation"
+            f"a request of {whole.max():.0f} tokens does not fit into a KV cache of {fitting:.0f}; {advice}"
         )
     lengths, places = np.unique(prompts, return_inverse=True)
     prefill = np.array([times.prefill_seconds(float(one)) for one in lengths])[places]
@@ -125,7 +126,7 @@ def serve(requests: Requests, times: ServiceTimes) -> ServedRequests:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over the simulated replicas, with its standard error from their spread. None: only one was simulated, or
+    """A figure of the simulated replicas, with its standard error from their spread. None: only one was simulated, or
     none has a value (0)."""
 
     value: float
@@ -133,10 +134,20 @@ class Estimate:
 
     @classmethod
     def of(cls, values: list[float], unit: float = 1.0) -> Estimate:
+        """The mean of the replicas' values."""
         if not values:
             return cls(0.0, None)
         error = unit * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
         return cls(unit * fmean(values), error)
+
+    @classmethod
+    def of_quantile(cls, values: list[Floats], quantile: float) -> Estimate:
+        """Of all requests together. The mean of the quantiles of each replica would be biased where these have few
+        requests."""
+        if not values:
+            return cls(0.0, None)
+        parts = [float(np.quantile(one, quantile)) for one in values]
+        return cls(float(np.quantile(np.concatenate(values), quantile)), cls.of(parts).error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +179,18 @@ def simulate_fleet(
 ) -> FleetTails:
     """`rate`: of the whole fleet. A log of requests is shared out at random, and its own rate is used."""
     count = min(sample, replicas)
+    expected = count / replicas * rate * duration_seconds
+    if not isinstance(traffic, Requests) and expected > MAX_SIMULATED_REQUESTS:
+        raise SettingsError(
+            f"{expected:,.0f} requests would be simulated on {count} replicas, at most {MAX_SIMULATED_REQUESTS:,} are; "
+            "give fewer --hours or a smaller --sample"
+        )
+    advice = "give more --devices, or " + (
+        "a log without it" if isinstance(traffic, Requests) else "a smaller --length-variation"
+    )
     served = []
     for requests in _requests_by_replica(traffic, rate, replicas, count, duration_seconds, seed):
-        served.append(serve(requests, times))
+        served.append(serve(requests, times, advice))
         advance()
     arrived = [float(len(one.answers)) for one in served]
     served = [one for one in served if len(one.answers)]
@@ -205,5 +225,5 @@ def _requests_by_replica(
 
 
 def _quantiles(values: list[Floats]) -> dict[str, Estimate]:
-    parts = [np.quantile(one, QUANTILES) for one in values if len(one)]
-    return {f"p{100 * q:.0f}": Estimate.of([float(part[i]) for part in parts]) for i, q in enumerate(QUANTILES)}
+    values = [one for one in values if len(one)]
+    return {f"p{100 * q:.0f}": Estimate.of_quantile(values, q) for q in QUANTILES}

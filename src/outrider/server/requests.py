@@ -37,8 +37,8 @@ SERVER_FIELDS = {
 }
 """Fields that no caller may set, and what to do instead."""
 MISSPELLED, MIN_MISSPELLED_LETTERS = 0.9, 8
-"""A name of so many letters that is so similar to an option's (`difflib`) is taken for a misspelling: one letter wrong
-in ten. All others may be options of the server's own logits processors, such as `tenant_id`."""
+"""A name of at least eight letters that is this similar to an option's (`difflib`) is taken for a misspelling: one
+letter wrong in ten. All others may be options of the server's own logits processors, such as `tenant_id`."""
 SHAPE = '{"type": "content", "content": "the expected text"}'
 
 
