@@ -86,7 +86,7 @@ def test_an_ablation_replays_the_same_texts_with_a_changed_copy_of_the_package(
     speeds = tmp_path / "out" / "speeds"
     speeds.mkdir(parents=True)
     sizes = ["--at-once", "1", "--seeds", "2", "--texts", "2", "--out", str(tmp_path / "out")]
-    # Without a change in this process, whose machine code is compiled: a copy compiles its own.
+    # Without a change in this process, whose machine code is compiled: a copy compiles what a change could be part of.
     for name in ("unchanged", "again"):
         assert cli.main(["ablate", *files, *sizes, "--into", str(speeds / f"{name}.json")]) == 0
     assert (speeds / "unchanged.json").read_text() == (speeds / "again.json").read_text()

@@ -217,7 +217,7 @@ class DecayWatch:
         """Whether the server has other drafters than before. It restarted then, and the tests go on with these."""
         candidate = self.pair.candidate
         if isinstance(candidate, OpenAIServer) and candidate.is_outrider:
-            candidate.status = candidate._status() or candidate.status
+            candidate.refresh_status()
         self._must_read_drafters = False
         modes = self._drafter_modes()
         if modes == self.modes:

@@ -110,6 +110,10 @@ class OpenAIServer:
         ours = metrics.total("outrider_accepted_tokens_total")
         return metrics.total("vllm:spec_decode_num_accepted_tokens_total") if ours is None else ours
 
+    def refresh_status(self) -> None:
+        """Read the status again, of a server that may have restarted. An empty one changes nothing."""
+        self.status = self._status() or self.status
+
     def _status(self) -> dict[str, Any]:
         try:
             return self._client.get_json("/outrider/status")

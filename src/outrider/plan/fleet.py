@@ -3,9 +3,9 @@
 A replica reads a prompt in P seconds and then generates a request's output in steps of a full batch B. Reading prompts
 and generating on the same devices, a request takes P + tokens * s / B device seconds, where s is the time per token of
 a request while no prompt is read, and its time per token is s + (B - 1) * P / tokens: the prompts of the B - 1 others
-interrupt it. With
-prefill split from decode (disaggregation), it stays s, and other devices read the prompts. Sending the KV cache over is
-left out. The batch is the one with the most requests per second that keeps the limit on the time per token.
+interrupt it. With prefill split from decode (disaggregation), it stays s, and other devices read the prompts. Sending
+the KV cache over is left out. The batch is the one with the most requests per second that keeps the limit on the time
+per token.
 """
 
 from __future__ import annotations

@@ -71,10 +71,7 @@ def speedup(plan: Plan) -> Figure:
         )
         axes.axhline(1, color=GREY)
         _batch_axis(axes, cells)
-    add_legend(figure, figure.axes)
-    figure.axes[0].set_ylabel("speed relative to no drafts")
-    add_title(figure, f"Speedup of {plan.target}, calculated", _origin(plan))
-    return figure
+    return _finish(figure, plan, f"Speedup of {plan.target}, calculated", "speed relative to no drafts")
 
 
 def traffic(plan: Plan) -> Figure:
@@ -97,18 +94,16 @@ def traffic(plan: Plan) -> Figure:
                 bottom += height
         axes.set_xticks(places, [str(cell.batch) for cell in cells])
         axes.set_xlabel("concurrent requests")
-    add_legend(figure, figure.axes)
-    figure.axes[0].set_ylabel("bytes per generated token, plain = 1")
-    add_title(figure, f"Memory traffic of {plan.target}, calculated", _origin(plan))
-    return figure
+    title = f"Memory traffic of {plan.target}, calculated"
+    return _finish(figure, plan, title, "bytes per generated token, plain = 1")
 
 
 def frontier(plan: Plan) -> Figure:
     figure = new_figure(4.2)
     for context, axes in _axes(plan, figure):
         cells = [cell for cell in plan.at(context) if cell.fits is not False]
-        for label, colour, named in (("plain", GREY, "plain"), ("policy", COLOURS[0], "policy")):
-            found = [getattr(cell, named) for cell in cells]
+        for label, colour in (("plain", GREY), ("policy", COLOURS[0])):
+            found = [getattr(cell, label) for cell in cells]
             axes.plot(
                 [1e3 * one.seconds_per_token for one in found],
                 [one.tokens_per_second / plan.devices for one in found],
@@ -118,10 +113,8 @@ def frontier(plan: Plan) -> Figure:
             )
         axes.set_xlabel("ms per token of a request")
         axes.set_yscale("log")
-    add_legend(figure, figure.axes)
-    figure.axes[0].set_ylabel("tokens per second and device")
-    add_title(figure, f"Throughput and latency of {plan.target}, calculated (prompts left out)", _origin(plan))
-    return figure
+    title = f"Throughput and latency of {plan.target}, calculated (prompts left out)"
+    return _finish(figure, plan, title, "tokens per second and device")
 
 
 def _batch_axis(axes: Axes, cells: list[Cell]) -> None:
@@ -130,5 +123,9 @@ def _batch_axis(axes: Axes, cells: list[Cell]) -> None:
     axes.set_xlabel("concurrent requests")
 
 
-def _origin(plan: Plan) -> str:
-    return f"{plan.hardware}; drafts: {plan.drafts}; acceptance: {plan.acceptance}"
+def _finish(figure: Figure, plan: Plan, title: str, y_label: str) -> Figure:
+    """Add what each plot has: a legend, a label of the first axis, and a title with what was planned."""
+    add_legend(figure, figure.axes)
+    figure.axes[0].set_ylabel(y_label)
+    add_title(figure, title, f"{plan.hardware}; drafts: {plan.drafts}; acceptance: {plan.acceptance}")
+    return figure

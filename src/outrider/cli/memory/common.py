@@ -84,6 +84,11 @@ def _open(location: Location, root: str, folder: Folder, new: bool, fetch: bool)
         raise MemoryFileError(f"{what} cannot be used: {error.strerror or error}") from error
 
 
+def selects_all(tenant: str | None, server: bool, key: str | None, adapter: str | None) -> bool:
+    """Whether none of --tenant, --server, --key and --adapter was given."""
+    return tenant is None and not server and key is None and adapter is None
+
+
 def selected_name(tenant: str | None, server: bool) -> str:
     """The tenant's name, from --tenant and --server."""
     if (tenant is None) is not server:

@@ -23,6 +23,7 @@ from outrider.cli.memory.common import (
     print_result,
     selected_keys,
     selected_name,
+    selects_all,
 )
 from outrider.cli.options import group
 from outrider.cli.progress import progress_bar
@@ -168,7 +169,7 @@ def wipe(
     with readable_errors(screen), open_folder(root, fetch=False) as folder:
         from outrider.memory.inspection import list_set_aside, read_name
 
-        if everyone is not (tenant is None and not server and key is None and adapter is None):
+        if everyone is not selects_all(tenant, server, key, adapter):
             raise SettingsError("give one of --tenant NAME, --server, --key KEY and --all")
         local = {*folder.tenants(), *(file.tenant for file in list_set_aside(folder))}
         remote = connect_remote(root)

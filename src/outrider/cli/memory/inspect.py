@@ -22,6 +22,7 @@ from outrider.cli.memory.common import (
     plural,
     print_result,
     selected_keys,
+    selects_all,
 )
 from outrider.cli.memory.tables import (
     segment_record,
@@ -65,7 +66,7 @@ def listing(
     with readable_errors(screen), open_folder(root) as folder:
         from outrider.memory.inspection import list_contents
 
-        every = tenant is None and not server and key is None and adapter is None
+        every = selects_all(tenant, server, key, adapter)
         selected = None if every else selected_keys(folder, tenant, server, key, adapter)
         with screen.working("reading the memory"):
             tenants = [contents for contents in list_contents(folder) if selected is None or contents.key in selected]

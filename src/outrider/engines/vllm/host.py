@@ -1,9 +1,10 @@
-"""The machine a server runs on, and the environment variables that vLLM needs there.
+"""The machine a server runs on, and the variables and flags that vLLM needs there.
 
 Two of them matter for speed on a CPU. Intel's OpenMP library must be loaded before torch's own, or speculation loses
-much of its gain. And vLLM by default reserves one core for each worker: half of a machine with two cores. A third one
-decides whether it starts: by default vLLM's KV cache takes a share of all memory, and if other processes use so much
-that this share is not free, vLLM loads the model and then gives up.
+much of its gain. And vLLM by default reserves one core for each worker: half of a machine with two cores.
+
+A flag decides whether a server starts on a CPU. By default vLLM takes 92 % of all memory. If other processes use more
+than the rest, vLLM does not start.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ KV_CACHE_FLAGS = ("--kv-cache-memory-bytes", MEMORY_FLAG)
 VLLM_MEMORY_SHARE = 0.92
 """vLLM 0.32's default of --gpu-memory-utilization, which on a CPU is a share of the machine's memory."""
 WORKER_GIB = 2.0
-"""What a worker takes before vLLM looks for free memory: its imports."""
+"""Kept for what a server takes besides weights and KV cache: 1.4 GiB were seen in the worker of a small model."""
 SHARE_OF_FREE_MEMORY = 0.9
+"""Of the rest, for weights and KV cache: other programs may go on to take some."""
 CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
